@@ -1,0 +1,3 @@
+"""The version of the client distribution; see tests/api/test_versions.py."""
+
+__version__ = "0.1.0"
