@@ -10,6 +10,7 @@ mod feistel;
 mod shared;
 mod stable;
 mod stream;
+mod table;
 mod torch;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use std::str::FromStr;
 
 use crate::cancel::Cancel;
 use feistel::Feistel;
+use table::Table;
 
 pub use error::PlanError;
 pub(crate) use error::check;
@@ -121,7 +123,7 @@ pub struct Permutation {
 #[derive(Debug)]
 enum Kind {
     Identity,
-    Table(Vec<u32>),
+    Table(Table),
     Feistel(Feistel),
 }
 
@@ -184,7 +186,7 @@ impl Permutation {
     /// Bytes of memory that grow with the number of samples.
     pub fn table_bytes(&self) -> usize {
         match &self.kind {
-            Kind::Table(table) => table.capacity() * size_of::<u32>(),
+            Kind::Table(table) => table.bytes(),
             Kind::Identity | Kind::Feistel(_) => 0,
         }
     }
@@ -203,33 +205,4 @@ pub(crate) fn check_samples(order: Order, samples: u64) -> Result<(), PlanError>
         ));
     }
     Ok(())
-}
-
-/// An empty table with room for `samples` entries.
-fn reserve(samples: u32) -> Result<Vec<u32>, PlanError> {
-    let mut table = Vec::new();
-    if table.try_reserve_exact(samples as usize).is_err() {
-        let bytes = u64::from(samples) * 4;
-        return Err(PlanError::invalid(
-            "samples",
-            &samples,
-            format!(
-                "no memory for the order's table of {bytes} bytes; use order=\"stable\", which needs none"
-            ),
-        ));
-    }
-    Ok(table)
-}
-
-/// The table 0, 1, … `samples` - 1, filled in slices so that it can be cancelled.
-fn identity(samples: u32, cancel: &Cancel) -> Result<Vec<u32>, PlanError> {
-    let mut table = reserve(samples)?;
-    let mut start = 0;
-    while start < samples {
-        check(cancel)?;
-        let stop = samples.min(start.saturating_add(POLL_EVERY));
-        table.extend(start..stop);
-        start = stop;
-    }
-    Ok(table)
 }

@@ -6,8 +6,9 @@
 use chacha20::ChaCha8Rng;
 use chacha20::rand_core::{Rng, SeedableRng};
 
+use super::PlanError;
 use super::feistel::{Feistel, KEYS};
-use super::{POLL_EVERY, PlanError, check, identity};
+use super::table::Table;
 use crate::cancel::Cancel;
 
 /// From this many samples on, positions are computed instead of stored.
@@ -36,17 +37,9 @@ pub(super) fn feistel(samples: u64, seed: u64, epoch: u64) -> Feistel {
 }
 
 /// The permutation for fewer samples: a forward Fisher–Yates shuffle.
-pub(super) fn table(samples: u32, seed: u64, epoch: u64, cancel: &Cancel) -> Result<Vec<u32>, PlanError> {
+pub(super) fn table(samples: u32, seed: u64, epoch: u64, cancel: &Cancel) -> Result<Table, PlanError> {
     let mut words = keystream(seed, epoch);
-    let mut table = identity(samples, cancel)?;
-    for i in 0..samples.saturating_sub(1) {
-        if i % POLL_EVERY == 0 {
-            check(cancel)?;
-        }
-        let j = i + below(samples - i, &mut words);
-        table.swap(i as usize, j as usize);
-    }
-    Ok(table)
+    Table::identity(samples, cancel)?.shuffle(|range| below(range, &mut words), cancel)
 }
 
 /// An unbiased number below `range` (at least 1) by Lemire's method.

@@ -3,7 +3,8 @@
 //! Checked against vectors that torch 2.13 itself produced.
 
 use super::stream::Stream;
-use super::{Order, POLL_EVERY, PlanError, check, identity, reserve};
+use super::table::Table;
+use super::{Order, POLL_EVERY, PlanError, check};
 use crate::cancel::Cancel;
 
 /// From this many samples on, `torch.randperm` draws 64 bits a step and shuffles
@@ -20,7 +21,7 @@ pub(super) fn table(
     seed: u64,
     epoch: u64,
     cancel: &Cancel,
-) -> Result<Vec<u32>, PlanError> {
+) -> Result<Table, PlanError> {
     match order {
         Order::TorchDistributed => randperm(samples, &mut Stream::new(seed.wrapping_add(epoch)), cancel),
         Order::TorchDefault => {
@@ -47,7 +48,7 @@ pub(super) fn table(
 }
 
 /// `torch.randperm(samples, generator=stream)`.
-fn randperm(samples: u32, stream: &mut Stream, cancel: &Cancel) -> Result<Vec<u32>, PlanError> {
+fn randperm(samples: u32, stream: &mut Stream, cancel: &Cancel) -> Result<Table, PlanError> {
     if samples < WIDE_FROM { forward(samples, stream, cancel) } else { inside_out(samples, stream, cancel) }
 }
 
@@ -69,33 +70,19 @@ fn position(epoch: u64, every_epoch: u64, offset: u64) -> Result<u64, PlanError>
 }
 
 /// Forward Fisher–Yates, one 32-bit draw a step, biased by `%` as torch's is.
-fn forward(samples: u32, stream: &mut Stream, cancel: &Cancel) -> Result<Vec<u32>, PlanError> {
-    let mut table = identity(samples, cancel)?;
-    let steps = samples.saturating_sub(1);
-    let mut start = 0;
-    while start < steps {
-        check(cancel)?;
-        let stop = steps.min(start.saturating_add(POLL_EVERY));
-        for i in start..stop {
-            let j = i + stream.next_u32() % (samples - i);
-            table.swap(i as usize, j as usize);
-        }
-        start = stop;
-    }
-    Ok(table)
+fn forward(samples: u32, stream: &mut Stream, cancel: &Cancel) -> Result<Table, PlanError> {
+    Table::identity(samples, cancel)?.shuffle(|range| stream.next_u32() % range, cancel)
 }
 
 /// Inside-out Fisher–Yates, one 64-bit draw a step.
-fn inside_out(samples: u32, stream: &mut Stream, cancel: &Cancel) -> Result<Vec<u32>, PlanError> {
-    let mut table = reserve(samples)?;
+fn inside_out(samples: u32, stream: &mut Stream, cancel: &Cancel) -> Result<Table, PlanError> {
+    let mut table = Table::with_room(samples)?;
     for i in 0..samples {
         if i % POLL_EVERY == 0 {
             check(cancel)?;
         }
-        let j = (stream.next_u64() % (u64::from(i) + 1)) as usize;
-        table.push(i);
-        table[i as usize] = table[j];
-        table[j] = i;
+        let place = stream.next_u64() % (u64::from(i) + 1);
+        table.insert_inside_out(place as usize);
     }
     Ok(table)
 }
