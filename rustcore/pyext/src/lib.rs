@@ -1,0 +1,27 @@
+//! `tundish._core`: the engine for Python. Conversions only; every decision is the
+//! engine's or the Python side's.
+
+mod errors;
+mod guard;
+mod memory;
+mod plan;
+mod run;
+mod source;
+mod thread;
+
+use pyo3::prelude::*;
+
+/// The extension module.
+#[pymodule(gil_used = false)]
+mod _core {
+    #[pymodule_export]
+    use crate::guard::{watch_parent, watch_signals};
+    #[pymodule_export]
+    use crate::memory::{PyArena, PyWaker};
+    #[pymodule_export]
+    use crate::plan::PyPlan;
+    #[pymodule_export]
+    use crate::run::{PyBatch, PyEnd, PyFailure, PyPool, PyRun};
+    #[pymodule_export]
+    use crate::source::{PyArraySource, PyCallSource, PyTask};
+}

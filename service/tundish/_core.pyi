@@ -1,0 +1,207 @@
+"""The native core of Tundish: plans, runs, the arena, wake-ups and endings.
+
+Internal: `tundish.DataLoader` and `tundish.serve` are the public faces of it. All blocking
+calls release the interpreter and look at the process's signals every 50 ms.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, final
+
+from typing_extensions import Buffer
+
+@final
+class Arena:
+    """Memory for batches: sealed memfd segments cut into slots, and a byte limit.
+
+    Args:
+        limit: bytes that slots and heap memory together may take. A batch that a stream
+            needs next is admitted all the same.
+    """
+
+    def __new__(cls, limit: int) -> Arena: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def used(self) -> int:
+        """Bytes of lent slots and of heap memory."""
+    @property
+    def capacity(self) -> int:
+        """Bytes of all mapped segments."""
+    @property
+    def slots_total(self) -> int: ...
+    @property
+    def slots_lent(self) -> int: ...
+    def segment_fd(self, segment: int) -> int:
+        """The segment's memfd, which stays the arena's. KeyError for an unknown segment."""
+    def segment_bytes(self, segment: int) -> int: ...
+    def retired(self) -> list[int]:
+        """Segments to be dropped once every client has unmapped them."""
+    def drop_segment(self, segment: int) -> bool:
+        """Unmaps a retired segment; False if there was none."""
+
+@final
+class Waker:
+    """An eventfd that wakes one event loop for any number of runs."""
+
+    def __new__(cls) -> Waker: ...
+    def fileno(self) -> int: ...
+    def drain(self) -> list[int]:
+        """Resets the eventfd; the tokens of runs with something to take."""
+
+@final
+class Pool:
+    """Named worker threads shared fairly by runs. Dropping it closes it without waiting."""
+
+    def __new__(cls, workers: int, name: str) -> Pool: ...
+    @property
+    def workers(self) -> int: ...
+    def close(self, timeout: float) -> bool:
+        """Ends the threads after the batch in hand; False if some still run after `timeout` s."""
+
+@final
+class Plan:
+    """Which samples are in which batch; see `docs/order.md`. ValueError on bad arguments."""
+
+    def __new__(
+        cls,
+        samples: int,
+        order: str,
+        seed: int,
+        epoch: int,
+        batch_size: int,
+        drop_last: bool,
+        rank: int = 0,
+        world_size: int = 1,
+        uneven: str = "pad",
+    ) -> Plan: ...
+    @property
+    def batches(self) -> int: ...
+    @property
+    def samples(self) -> int:
+        """Samples of this rank that its batches hold."""
+    @property
+    def padded(self) -> int: ...
+    @property
+    def dropped(self) -> int: ...
+    @property
+    def order(self) -> str:
+        """The order with its version, such as `stable/1`."""
+    def indices(self, batch: int) -> list[int]:
+        """The samples of a batch. May build the order first; Ctrl-C works meanwhile."""
+
+@final
+class ArraySource:
+    """A native dataset of arrays whose first axis counts samples.
+
+    Args:
+        fields: (name or None, dtype in the protocol's spelling, array) each.
+        container: "dict" for named fields, "list" else.
+    """
+
+    def __new__(
+        cls, fields: list[tuple[str | None, str, Buffer]], container: Literal["dict", "list"]
+    ) -> ArraySource: ...
+
+@final
+class Task:
+    """One batch to be produced by a `CallSource`."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def encode(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def alloc(self, nbytes: int) -> memoryview:
+        """Writable memory at a 64-byte boundary, once per task."""
+
+@final
+class CallSource:
+    """A dataset behind a callable `produce(indices, task)`."""
+
+    def __new__(cls, produce: Callable[[list[int], Task], Any]) -> CallSource: ...
+
+@final
+class Run:
+    """One production of an epoch. Dropping it cancels it."""
+
+    def __new__(
+        cls,
+        source: ArraySource | CallSource,
+        plan: Plan,
+        *,
+        start: int = 0,
+        pool: Pool | None = None,
+        arena: Arena | None = None,
+        encode: bool = False,
+        window: int = 1,
+        in_order: bool = True,
+        waker: Waker | None = None,
+        token: int = 0,
+    ) -> Run: ...
+    def take(self) -> Batch | Failure | End | None:
+        """The next cell; None while there is none. Never blocks."""
+    def next(self) -> Batch | Failure | End:
+        """The next cell, waiting for it; without a pool it is produced in this thread."""
+    def cancel(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+
+@final
+class Batch:
+    """A finished batch. Exports its memory as a writable buffer, which holds its slot."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def packed(self) -> bytes | None:
+        """The encoded value; None for a Python object."""
+    @property
+    def samples(self) -> list[int]: ...
+    @property
+    def samples_offset(self) -> int:
+        """Where the sample indices stand in the memory, as int64."""
+    @property
+    def segment(self) -> int | None: ...
+    @property
+    def slot(self) -> int | None: ...
+    @property
+    def generation(self) -> int | None: ...
+    @property
+    def offset(self) -> int | None:
+        """Where the slot begins in its segment, in bytes."""
+    @property
+    def times(self) -> tuple[int, int]:
+        """When it was claimed and ready, in ns since 1970."""
+    @property
+    def object(self) -> Any:
+        """The Python object; handed out once."""
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Failure:
+    """A batch that failed."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def samples(self) -> list[int]: ...
+    @property
+    def error(self) -> BaseException: ...
+
+@final
+class End:
+    """The counted end of a run."""
+
+    @property
+    def batches(self) -> int: ...
+    @property
+    def errors(self) -> int: ...
+
+def watch_parent(pidfd: int, grace: float) -> None:
+    """Ends this process when the one behind `pidfd` is gone: SIGTERM, then `_exit`."""
+
+def watch_signals(grace: float) -> None:
+    """Enforces the exit `grace` seconds after a first SIGINT or SIGTERM, at once at a second."""
