@@ -1,0 +1,168 @@
+"""The closed list of element types, as they are named on the wire.
+
+`"<f4"`, `"|b1"`, `"<M8[ns]"`, `"|S5"`, `"<U5"`: numpy's own names, always little endian.
+`"bfloat16"`, `"float8_e5m2"` ...: the names of ml_dtypes, if that is installed.
+`["struct", itemsize, [[name, dtype, offset, shape], ...]]`: structured types.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+__all__ = ["SMALL_FLOATS", "Dtype", "dtype_from_wire", "dtype_to_wire", "native"]
+
+Dtype = np.dtype[Any]
+
+SMALL_FLOATS = (
+    "bfloat16",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)
+"""The types of ml_dtypes that may be sent."""
+
+_KINDS = "biufcMmSU"
+_WIRE = re.compile(
+    r"\|b1|[|<][iu]1|<[iu][248]|<f(?:2|4|8|12|16)|<c(?:8|16|24|32)"
+    r"|<[Mm]8(?:\[[0-9]{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?|\|S[1-9][0-9]{0,8}|<U[1-9][0-9]{0,8}"
+)
+_MAX_FIELDS = 1024
+_MAX_NESTING = 8
+
+# Both directions are looked up for every array; dtypes are few.
+_to_wire: dict[Dtype, Any] = {}
+_from_wire: dict[str, Dtype] = {}
+_CACHED = 512
+
+
+def native(dtype: Dtype) -> Dtype:
+    """The same type in the byte order of this machine."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def dtype_to_wire(dtype: Dtype) -> Any:
+    """Names a dtype; its byte order is left out (data are always sent little endian).
+
+    Raises:
+        TypeError: The dtype is not on the list.
+    """
+    try:
+        return _to_wire[dtype]
+    except KeyError:
+        pass
+    wire = _name(native(dtype))
+    if len(_to_wire) >= _CACHED:
+        _to_wire.clear()
+    _to_wire[dtype] = wire
+    return wire
+
+
+def _name(dtype: Dtype) -> Any:
+    if dtype.type.__module__.partition(".")[0] == "ml_dtypes":
+        if dtype.name in SMALL_FLOATS:
+            return dtype.name
+    elif dtype.names is not None:
+        return _struct_name(dtype)
+    elif dtype.kind in _KINDS and _WIRE.fullmatch(dtype.str):
+        return dtype.str
+    raise TypeError(f"dtype {dtype} cannot be sent{_way_out(dtype)}")
+
+
+def _way_out(dtype: Dtype) -> str:
+    if dtype.kind == "O":
+        return " (an array of Python objects; make it a list, or give it a numeric dtype)"
+    if dtype.kind == "T":
+        return " (use a list of str, or a dtype like '<U16')"
+    if dtype.itemsize == 0:
+        return " (its elements have no bytes)"
+    return ""
+
+
+def _struct_name(dtype: Dtype) -> list[Any]:
+    fields = []
+    assert dtype.names is not None and dtype.fields is not None
+    if dtype.itemsize == 0 or len(dtype.names) > _MAX_FIELDS:
+        raise TypeError(f"dtype {dtype} cannot be sent (no bytes, or too many fields)")
+    for name in dtype.names:
+        entry = dtype.fields[name]
+        if len(entry) > 2:
+            raise TypeError(f"dtype {dtype} cannot be sent (field {name!r} has a title)")
+        base, shape = entry[0].subdtype or (entry[0], ())
+        fields.append([name, _name(base), entry[1], list(shape)])
+    return ["struct", dtype.itemsize, fields]
+
+
+def dtype_from_wire(wire: Any) -> Dtype:
+    """Finds the dtype for a name from the wire.
+
+    Raises:
+        TypeError: The name is not on the list, or this process lacks the type.
+    """
+    if type(wire) is str:
+        found = _from_wire.get(wire)
+        if found is None:
+            found = _named(wire)
+            if len(_from_wire) >= _CACHED:
+                _from_wire.clear()
+            _from_wire[wire] = found
+        return found
+    return _struct(wire, 0)
+
+
+def _named(wire: str) -> Dtype:
+    if wire in SMALL_FLOATS:
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise TypeError(f"dtype {wire} needs the package ml_dtypes, not installed") from None
+        try:
+            return np.dtype(getattr(ml_dtypes, wire))
+        except AttributeError:
+            raise TypeError(f"dtype {wire} is unknown to this version of ml_dtypes") from None
+    if _WIRE.fullmatch(wire) is None:
+        raise TypeError(f"dtype {wire!r:.40} is not one that may be sent")
+    return np.dtype(wire)
+
+
+def _struct(wire: Any, nesting: int) -> Dtype:
+    """Builds a structured dtype, after checking that all fields lie within its size."""
+    fault = TypeError(f"dtype {wire!r:.80} is not one that may be sent")
+    if type(wire) is not list or len(wire) != 3 or wire[0] != "struct" or nesting > _MAX_NESTING:
+        raise fault
+    _, itemsize, fields = wire
+    if type(itemsize) is not int or not 0 < itemsize < 2**31 or type(fields) is not list:
+        raise fault
+    if len(fields) > _MAX_FIELDS:
+        raise fault
+    names, formats, offsets = [], [], []
+    for field in fields:
+        if type(field) is not list or len(field) != 4:
+            raise fault
+        name, base, offset, shape = field
+        if type(name) is not str or type(offset) is not int or type(shape) is not list:
+            raise fault
+        if len(shape) > 32 or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
+            raise fault
+        dtype = dtype_from_wire(base) if type(base) is str else _struct(base, nesting + 1)
+        size = dtype.itemsize
+        for n in shape:
+            size *= n
+        if offset < 0 or offset + size > itemsize:
+            raise fault
+        names.append(name)
+        formats.append((dtype, tuple(shape)) if shape else dtype)
+        offsets.append(offset)
+    try:
+        return np.dtype(
+            {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
+        )
+    except ValueError as error:
+        raise TypeError(f"{fault} ({error})") from None
