@@ -1,0 +1,22 @@
+"""The stub of the native module says what the module has."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(120)
+def test_stubtest_finds_no_difference():
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy.stubtest", "tundish._core", "--mypy-config-file"]
+        + [str(ROOT / "pyproject.toml")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
