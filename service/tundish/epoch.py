@@ -1,0 +1,331 @@
+"""``Epoch``: one pass over a loader's batches, under ``for`` or ``async for``."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+from tundish_client._protocol.values import resolve, unpack
+from tundish_client.errors import ConfigError, TundishError
+
+from tundish import _core
+from tundish.pump import Pump
+from tundish.workers import live_epochs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from tundish.loader import DataLoader
+
+    Cell = _core.Batch | _core.Failure | _core.End
+
+__all__ = ["BatchInfo", "Epoch", "Position"]
+
+# Seconds of ready batches that `async for` hands out before it lets the loop turn.
+_BURST = 0.002
+_ONCE = ((),)
+
+
+class Position(NamedTuple):
+    """Where an epoch stands: the batch that comes next."""
+
+    epoch: int
+    batch: int
+
+
+class BatchInfo(NamedTuple):
+    """What is known of a batch: its number, its samples, when work on it began and ended.
+
+    ``times`` are nanoseconds since 1970: (claimed, ready).
+    """
+
+    epoch: int
+    batch: int
+    indices: list[int]
+    times: tuple[int, int]
+
+
+class Epoch:
+    """An iterator over the batches of one epoch. Made by ``DataLoader.epoch``.
+
+    An error of a batch is raised in its place; the next call goes on with the next batch. The same
+    holds after a KeyboardInterrupt, a time-out or a cancelled ``anext``, which lose no batch. Once
+    at its end it says so at every call; after ``close`` every call is an error. Dropping the
+    iterator, or leaving its ``with`` block, cancels the work.
+
+    ``for`` waits in the calling thread, ``async for`` never blocks the loop. One consumer at a time.
+    """
+
+    def __init__(self, loader: DataLoader, plan: _core.Plan, epoch: int, start: int) -> None:
+        self.loader = loader
+        self._plan = plan
+        self._epoch = epoch
+        self._start = start
+        self._next = start
+        self._cells = self._errors = 0
+        self._last: _core.Batch | BatchInfo | None = None
+        self._run: _core.Run | None = None
+        self._over: str | None = None
+        # Between the engine and the consumer's hands: see __next__.
+        self._held: list[Cell] = []
+        self._tree: tuple[bytes | None, Any] = (None, None)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._release: Callable[[], None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._turned = 0.0
+        live_epochs.add(self)
+
+    # -- what it is -----------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """The number of batches from the epoch's `start` to its end."""
+        return self._plan.batches - self._start
+
+    @property
+    def position(self) -> Position:
+        """The epoch and the batch that comes next; ``loader.epoch(*position)`` resumes there.
+
+        Raises:
+            ConfigError: with ``in_order=False``, where batches have no position.
+        """
+        if not self.loader.in_order:
+            raise ConfigError("in_order=False hands out batches as they are ready: there is no position")
+        return Position(self._epoch, self._next)
+
+    @property
+    def info(self) -> BatchInfo | None:
+        """Number, samples and times of the batch handed out last; None before the first."""
+        last = self._last
+        if isinstance(last, _core.Batch):
+            last = self._last = self._describe(last)
+        return last
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Batches handed out so far (`errors` of them failed), and what padding and dropping cost."""
+        return {
+            "batches": self._cells,
+            "errors": self._errors,
+            "padded": self._plan.padded,
+            "dropped": self._plan.dropped,
+            "skipped": 0,
+            "redelivered": 0,
+        }
+
+    def __repr__(self) -> str:
+        state = self._over or f"next batch {self._next} of {self._plan.batches}"
+        return f"<Epoch {self._epoch}: {state}>"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("an Epoch can't be pickled or copied; keep its position and ask a loader for epoch(*position)")
+
+    # -- for ------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Epoch:
+        """The epoch itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch; waits for it in this thread, where signals are looked at."""
+        held = self._held
+        if not held:
+            run = self._run or self._begin(StopIteration)
+            # A signal handler may raise between any two steps of Python, so the cell goes from the
+            # engine into the list within one step, and leaves it in one step once it is decoded.
+            held.extend(starmap(run.next, _ONCE))
+        return self._hand_over(StopIteration)
+
+    def _begin(self, stop: type[Exception]) -> _core.Run:
+        self._check_open(stop)
+        self._run = self.loader._run(self._plan, self._next, pooled=self.loader.num_workers > 0)
+        return self._run
+
+    # -- async for ------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Epoch:
+        """The epoch itself."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """The next batch. Cancelling the wait loses nothing: the batch comes at the next call."""
+        if not self._held:
+            await self._fill()
+        return self._hand_over(StopAsyncIteration)
+
+    async def _fill(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._waiter is not None:
+            raise RuntimeError("another task waits for this epoch's next batch already; give each task an epoch of its own")
+        if loop.time() - self._turned > _BURST:
+            await asyncio.sleep(0)
+            self._turned = loop.time()
+        while not self._held:
+            if self._run is None or self._loop is not loop:
+                self._begin_async(loop)
+            assert self._run is not None
+            cell = self._run.take()
+            if cell is not None:
+                self._held.append(cell)
+                return
+            await self._wait(loop)
+
+    async def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._waiter = loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            self._turned = loop.time()
+
+    def _begin_async(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Open a run that wakes `loop`; one that was begun otherwise is given up for it."""
+        self._check_open(StopAsyncIteration)
+        if self._run is not None and not self.loader.in_order:
+            raise RuntimeError("this epoch was begun under `for` or on another loop, and in_order=False has no position to go on from")
+        self._stop()
+        pump = Pump.of(loop)
+        token = pump.register(_weak_call(self))
+        self._loop = loop
+        self._release = _releaser(pump, token, loop)
+        self._run = self.loader._run(self._plan, self._next, pooled=True, waker=pump.waker, token=token)
+
+    def _on_ready(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- both -----------------------------------------------------------------------------------
+
+    def _hand_over(self, stop: type[Exception]) -> Any:
+        """Give the held cell to the consumer: a batch, its error, or the end."""
+        held = self._held
+        cell = held[0]
+        if isinstance(cell, _core.End):
+            self._end("at its end")
+            raise stop
+        if isinstance(cell, _core.Failure):
+            self._cells += 1
+            self._errors += 1
+            self._next = max(self._next, cell.batch + 1)
+            error = cell.error
+            del held[0]
+            try:
+                raise error
+            finally:
+                del error, cell  # the traceback holds this frame
+        if cell.packed is None:
+            self._last = cell
+            value = cell.object
+        else:
+            value = self._decode(cell)
+            self._last = self._describe(cell)
+        self._cells += 1
+        self._next = max(self._next, cell.batch + 1)
+        del held[0]
+        return value
+
+    def _decode(self, batch: _core.Batch) -> Any:
+        packed, tree = self._tree
+        if batch.packed != packed:
+            # All full batches of arrays look alike, so the tree is parsed once or twice an epoch.
+            packed = batch.packed
+            assert packed is not None
+            tree = unpack(packed)
+            self._tree = (packed, tree)
+        return resolve(tree, np.frombuffer(batch, np.uint8))
+
+    def _describe(self, batch: _core.Batch) -> BatchInfo:
+        return BatchInfo(self._epoch, batch.batch, batch.samples, batch.times)
+
+    def _check_open(self, stop: type[Exception]) -> None:
+        if self._over == "at its end":
+            raise stop
+        if self._over is not None:
+            raise TundishError(
+                f"epoch {self._epoch} {self._over} at batch {self._next} of {self._plan.batches}; "
+                f"ask the loader for epoch({self._epoch}, start={self._next})"
+            )
+
+    def _end(self, why: str) -> None:
+        self._over = self._over or why
+        self._held.clear()
+        self._stop()
+
+    def _stop(self) -> None:
+        run, self._run = self._run, None
+        release, self._release = self._release, None
+        self._loop = None
+        if run is not None:
+            run.cancel()
+        if release is not None:
+            release()
+
+    def close(self) -> None:
+        """Cancel what is being worked on; never waits. Does nothing at the end or twice."""
+        self._end("was closed")
+        waiter = self._waiter
+        if waiter is not None:
+            waiter.get_loop().call_soon_threadsafe(self._on_ready)
+
+    async def aclose(self) -> None:
+        """Like ``close``, for async code."""
+        self.close()
+
+    def __enter__(self) -> Epoch:
+        """The epoch itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    async def __aenter__(self) -> Epoch:
+        """The epoch itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def __del__(self) -> None:
+        """Cancel the run of an epoch that nobody holds any more."""
+        if getattr(self, "_run", None) is not None:
+            self._stop()
+
+    def _forget(self) -> Any:
+        """Part with a run whose threads a fork left behind; whoever gets it must keep it for ever."""
+        mine = (self._run, self._held)
+        if self._run is not None:
+            self._over = "was begun before a fork, in the parent process, and stood"
+        self._run, self._held = None, []
+        self._loop = self._release = self._waiter = None
+        return mine
+
+
+def _weak_call(epoch: Epoch) -> Callable[[], None]:
+    """A wake-up that doesn't keep the epoch alive: dropping it must cancel its run."""
+    reference = weakref.ref(epoch)
+
+    def wake() -> None:
+        target = reference()
+        if target is not None:
+            target._on_ready()
+
+    return wake
+
+
+def _releaser(pump: Pump, token: int, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+    """Takes the wake-up out of the pump, from whatever thread the epoch ends on."""
+
+    def release() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(pump.unregister, token)
+
+    return release
