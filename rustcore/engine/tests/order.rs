@@ -1,6 +1,5 @@
-//! Orders: golden vectors, bijections, statistics, limits, cancellation.
+//! Orders: golden vectors, bijections, limits, cancellation.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,8 +8,11 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tundish_engine::{Cancel, Order, Permutation, PlanError};
 
-/// Sample numbers on both sides of every border of an order.
-const BORDERS: [u64; 11] = [0, 1, 2, 3, 10, 623, 625, 65_537, (1 << 20) - 1, 1 << 20, (1 << 20) + 1];
+/// Sample numbers on both sides of every border that an order has.
+const BORDERS: [u64; 9] = [0, 1, 2, 623, 625, 65_537, (1 << 20) - 1, 1 << 20, (1 << 20) + 1];
+
+/// The longest a cancelled call may go on.
+const PROMPT: Duration = Duration::from_millis(100);
 
 fn vectors(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
@@ -77,5 +79,187 @@ fn torch_orders_equal_torch() {
         let mut case = case.clone();
         case["seed"] = case["manual_seed"].clone();
         check_case(Order::TorchDefault, &case);
+    }
+}
+
+#[test]
+fn stable_equals_its_reference() {
+    let golden = vectors("stable_vectors.json");
+    for case in golden["stable"].as_array().unwrap() {
+        let number = |key: &str| case[key].as_u64().unwrap();
+        let order = build(Order::Stable, number("n"), number("seed"), number("epoch"));
+        if let Some(places) = case["at"].as_object() {
+            for (position, expected) in places {
+                let got = order.get(position.parse().unwrap());
+                assert_eq!(got, expected.as_u64(), "{case}");
+            }
+            continue;
+        }
+        let got = all(&order);
+        if case["order"].is_array() {
+            assert_eq!(got, numbers(&case["order"]), "{case}");
+        } else {
+            assert_eq!(got[..8], numbers(&case["first"]), "{case}");
+            assert_eq!(got[got.len() - 4..], numbers(&case["last"]), "{case}");
+            assert_eq!(sha256(&got), case["sha256_u64le"], "{case}");
+        }
+    }
+}
+
+#[test]
+fn torch_orders_use_the_low_half_of_the_seed_only() {
+    for order in Order::ALL.into_iter().filter(|order| order.name().starts_with("torch")) {
+        assert_eq!(flat(order, 50, 7, 1), flat(order, 50, (5 << 32) + 7, 1), "{order}");
+    }
+    assert_ne!(flat(Order::Stable, 50, 7, 1), flat(Order::Stable, 50, (5 << 32) + 7, 1));
+}
+
+#[test]
+fn epochs_do_not_depend_on_what_was_asked_for_before() {
+    for order in Order::ALL {
+        let epochs = |numbers: &[u64]| {
+            let orders = numbers.iter().map(|&epoch| flat(order, 999, 123, epoch));
+            orders.collect::<Vec<_>>()
+        };
+        let far = epochs(&[40]);
+        let ascending = epochs(&[0, 1, 2, 3]);
+        let mut mixed = epochs(&[2, 0, 3, 1]);
+        mixed.sort_by_key(|found| ascending.iter().position(|known| known == found));
+        assert_eq!(mixed, ascending, "{order}");
+        assert_eq!(epochs(&[40]), far, "{order}");
+    }
+}
+
+#[test]
+fn every_order_is_a_bijection_at_the_borders() {
+    for samples in BORDERS {
+        for order in Order::ALL {
+            assert_bijection(&build(order, samples, 7, 1));
+        }
+    }
+}
+
+#[test]
+fn sequential_is_the_identity() {
+    let order = build(Order::Sequential, i64::MAX as u64, 7, 3);
+    assert_eq!(order.get(1 << 62), Some(1 << 62));
+    assert_eq!(order.get(i64::MAX as u64), None);
+}
+
+#[test]
+fn memory_is_four_bytes_a_sample_or_none() {
+    for order in Order::ALL {
+        for samples in [1000, (1 << 20) - 1, 1 << 20] {
+            let bytes = build(order, samples, 7, 0).table_bytes() as u64;
+            let expected = if order.is_materialized(samples) { 4 * samples } else { 0 };
+            assert_eq!(bytes, expected, "{order} {samples}");
+        }
+    }
+    assert!(!Order::Sequential.is_materialized(10));
+    assert!(!Order::Stable.is_materialized(1 << 20));
+    assert!(Order::Torch.is_materialized(1 << 20));
+}
+
+#[test]
+fn names_are_read_and_written() {
+    for order in Order::ALL {
+        assert_eq!(order.to_string().parse(), Ok(order));
+        assert_eq!(order.fingerprint(), format!("{order}/1"));
+    }
+    let error = "torch:defautl".parse::<Order>().unwrap_err().to_string();
+    assert!(error.starts_with("order=\"torch:defautl\": unknown order"), "{error}");
+    assert!(error.contains("\"torch:default\""), "{error}");
+}
+
+#[test]
+fn what_an_order_cannot_hold_is_refused_by_name() {
+    let refused = |order, samples, epoch| {
+        Permutation::build(order, samples, 7, epoch, &Cancel::new()).unwrap_err().to_string()
+    };
+    let error = refused(Order::Torch, 1 << 32, 0);
+    assert!(error.starts_with("samples=4294967296: "), "{error}");
+    assert!(error.contains("order=\"stable\""), "{error}");
+    let error = refused(Order::Stable, 1 << 63, 0);
+    assert!(error.starts_with("samples=9223372036854775808: "), "{error}");
+    let error = refused(Order::TorchDefault, 10, u64::MAX);
+    assert!(error.starts_with("epoch=18446744073709551615: "), "{error}");
+}
+
+#[test]
+fn a_raised_flag_stops_a_build_before_it_starts() {
+    let cancel = Cancel::new();
+    cancel.clone().cancel();
+    let result = Permutation::build(Order::Torch, 10, 7, 0, &cancel);
+    assert_eq!(result.err(), Some(PlanError::Cancelled));
+}
+
+#[test]
+fn a_large_torch_order_is_cancelled_promptly() {
+    // Early, the table is being filled; later, it is being shuffled.
+    for wait in [30, 700] {
+        assert_cancels_promptly(200_000_000, 0, Duration::from_millis(wait));
+    }
+}
+
+#[test]
+fn walking_to_a_far_torch_epoch_is_cancelled_promptly() {
+    assert_cancels_promptly(1_000_000, 1_000_000_000, Duration::from_millis(50));
+}
+
+fn assert_cancels_promptly(samples: u64, epoch: u64, wait: Duration) {
+    let cancel = Cancel::new();
+    let flag = cancel.clone();
+    let worker = std::thread::spawn(move || {
+        let result = Permutation::build(Order::Torch, samples, 99, epoch, &flag);
+        (result.err(), Instant::now())
+    });
+    std::thread::sleep(wait);
+    let raised = Instant::now();
+    cancel.cancel();
+    let (error, ended) = worker.join().unwrap();
+    assert_eq!(error, Some(PlanError::Cancelled));
+    assert!(ended - raised < PROMPT, "took {:?}", ended - raised);
+}
+
+fn assert_bijection(order: &Permutation) {
+    let mut seen = vec![false; order.len() as usize];
+    for position in 0..order.len() {
+        let index = order.get(position).unwrap() as usize;
+        assert!(!std::mem::replace(&mut seen[index], true), "{index} twice");
+    }
+    assert_eq!(order.get(order.len()), None);
+}
+
+proptest! {
+    #[test]
+    fn any_order_is_a_bijection(
+        which in 0..Order::ALL.len(),
+        samples in 0_u64..3000,
+        seed: u64,
+        epoch in 0_u64..20,
+    ) {
+        assert_bijection(&build(Order::ALL[which], samples, seed, epoch));
+    }
+
+    #[test]
+    fn stable_takes_any_seed_and_epoch(samples in 0_u64..300, seed: u64, epoch: u64) {
+        assert_bijection(&build(Order::Stable, samples, seed, epoch));
+    }
+
+    #[test]
+    fn computed_stable_orders_never_repeat_an_index(
+        samples in (1_u64 << 20)..(1 << 63),
+        shift in 0_u32..43,
+        seed: u64,
+        epoch: u64,
+    ) {
+        let samples = (samples >> shift).max(1 << 20);
+        let order = build(Order::Stable, samples, seed, epoch);
+        let mut seen: Vec<u64> = (0..1000).chain(samples - 1000..samples)
+            .map(|position| order.get(position).unwrap())
+            .collect();
+        seen.sort_unstable();
+        prop_assert!(seen.windows(2).all(|pair| pair[0] < pair[1]));
+        prop_assert!(seen[1999] < samples);
     }
 }
