@@ -20,7 +20,7 @@ CLIENT = {
     "TundishError",
     "register",
 }
-SERVICE = {"ArrayDataset", "DataLoader", "sample_rng", "serve", "spawn"}
+SERVICE = {"ArrayDataset", "DataLoader", "serve", "spawn"}
 MODULES = pytest.mark.parametrize("module", [tundish, tundish_client], ids=lambda m: m.__name__)
 
 

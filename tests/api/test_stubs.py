@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(120)
 def test_stubtest_finds_no_difference():
+    options = ["--mypy-config-file", str(ROOT / "pyproject.toml")]
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy.stubtest", "tundish._core", "--mypy-config-file"]
-        + [str(ROOT / "pyproject.toml")],
+        [sys.executable, "-m", "mypy.stubtest", "tundish._core", *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
