@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ProtocolError
+from tundish_client.errors import ProtocolError
 
 __all__ = ["BodyPool"]
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ProtocolError
+from tundish_client.errors import ProtocolError
+
 from .frames import Decoder, Message, frame
 
 __all__ = ["CLIENT_LIMITS", "SERVER_LIMITS", "VERSIONS", "Connection", "Limits"]

@@ -88,11 +88,11 @@ def _way_out(dtype: Dtype) -> str:
 
 def _struct_name(dtype: Dtype) -> list[Any]:
     fields = []
-    assert dtype.names is not None and dtype.fields is not None
-    if dtype.itemsize == 0 or len(dtype.names) > _MAX_FIELDS:
+    entries = dtype.fields or {}
+    if dtype.itemsize == 0 or len(entries) > _MAX_FIELDS:
         raise TypeError(f"dtype {dtype} cannot be sent (no bytes, or too many fields)")
-    for name in dtype.names:
-        entry = dtype.fields[name]
+    for name in dtype.names or ():
+        entry = entries[name]
         if len(entry) > 2:
             raise TypeError(f"dtype {dtype} cannot be sent (field {name!r} has a title)")
         base, shape = entry[0].subdtype or (entry[0], ())
@@ -134,29 +134,17 @@ def _named(wire: str) -> Dtype:
 
 def _struct(wire: Any, nesting: int) -> Dtype:
     """Builds a structured dtype, after checking that all fields lie within its size."""
-    fault = TypeError(f"dtype {wire!r:.80} is not one that may be sent")
-    if type(wire) is not list or len(wire) != 3 or wire[0] != "struct" or nesting > _MAX_NESTING:
-        raise fault
+    if not _is_struct(wire) or nesting > _MAX_NESTING:
+        raise TypeError(f"dtype {wire!r:.80} is not one that may be sent")
     _, itemsize, fields = wire
-    if type(itemsize) is not int or not 0 < itemsize < 2**31 or type(fields) is not list:
-        raise fault
-    if len(fields) > _MAX_FIELDS:
-        raise fault
     names, formats, offsets = [], [], []
-    for field in fields:
-        if type(field) is not list or len(field) != 4:
-            raise fault
-        name, base, offset, shape = field
-        if type(name) is not str or type(offset) is not int or type(shape) is not list:
-            raise fault
-        if len(shape) > 32 or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
-            raise fault
+    for name, base, offset, shape in fields:
         dtype = dtype_from_wire(base) if type(base) is str else _struct(base, nesting + 1)
         size = dtype.itemsize
         for n in shape:
             size *= n
         if offset < 0 or offset + size > itemsize:
-            raise fault
+            raise TypeError(f"dtype {wire!r:.80} has a field {name!r} outside of it")
         names.append(name)
         formats.append((dtype, tuple(shape)) if shape else dtype)
         offsets.append(offset)
@@ -165,4 +153,29 @@ def _struct(wire: Any, nesting: int) -> Dtype:
             {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
         )
     except ValueError as error:
-        raise TypeError(f"{fault} ({error})") from None
+        raise TypeError(f"dtype {wire!r:.80} is not one that may be sent ({error})") from None
+
+
+def _is_struct(wire: Any) -> bool:
+    return (
+        type(wire) is list
+        and len(wire) == 3
+        and wire[0] == "struct"
+        and type(wire[1]) is int
+        and 0 < wire[1] < 2**31
+        and type(wire[2]) is list
+        and len(wire[2]) <= _MAX_FIELDS
+        and all(map(_is_field, wire[2]))
+    )
+
+
+def _is_field(field: Any) -> bool:
+    return (
+        type(field) is list
+        and len(field) == 4
+        and type(field[0]) is str
+        and type(field[2]) is int
+        and type(field[3]) is list
+        and len(field[3]) <= 32
+        and all(type(n) is int and 0 <= n < 2**31 for n in field[3])
+    )

@@ -14,7 +14,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from ..errors import ProtocolError
+from tundish_client.errors import ProtocolError
+
 from .bodies import BodyPool
 from .scan import check_claims
 
@@ -29,6 +30,7 @@ _BIN32 = 5
 _SMALL = 16 * 1024
 _UINT32 = struct.Struct(">BI")
 _UINT16 = struct.Struct(">BH")
+_NOTHING = memoryview(b"")
 _NATIVE_INTS = (np.integer, np.bool_)
 
 
@@ -193,10 +195,10 @@ class Decoder:
         self._small = memoryview(bytearray(_SMALL))
         self._start = 0
         self._end = 0
-        self._message: Message | None = None
-        self._bins: list[int] = []
-        self._body: memoryview | None = None  # what is left of the current bin
-        self._rest: memoryview | None = None  # what is left of the body after it
+        self._message: Message | None = None  # the one whose body is under way
+        self._bins: list[int] = []  # sizes of its bins that have not begun
+        self._body = _NOTHING  # what is left of the current bin
+        self._rest = _NOTHING  # what is left of the body after it
 
     def get_buffer(self, hint: int = -1) -> memoryview:
         """Lends the buffer to receive into next; valid until `buffer_updated` is called.
@@ -205,7 +207,7 @@ class Decoder:
             hint: Ignored; there for `asyncio.BufferedProtocol`.
         """
         del hint
-        if self._body is not None:
+        if self._body:
             return self._body
         if self._end == len(self._small):
             self._make_room()
@@ -238,15 +240,16 @@ class Decoder:
             raise self.failed
         out: list[Message] = []
         try:
-            if self._body is not None:
-                self._received_body(nbytes, out)
+            if self._body:
+                self._body = self._body[nbytes:]
+                self._finish(out)
             else:
                 self._end += nbytes
-            while self._body is None and self._parse(out):
+            while not self._body and self._parse(out):
                 pass
         except ProtocolError as error:
             self.failed = error
-            self._body = self._rest = self._message = None
+            self._message, self._body, self._rest = None, _NOTHING, _NOTHING
             if not out:
                 raise
         if self._start == self._end:
@@ -268,19 +271,11 @@ class Decoder:
             self.failed = ProtocolError(f"the connection ended in the middle of {what}")
             raise self.failed
 
-    def _received_body(self, nbytes: int, out: list[Message]) -> None:
-        assert self._body is not None
-        self._body = self._body[nbytes:]
-        if not len(self._body):
-            self._body = None
-            self._bin_done(out)
-
-    def _bin_done(self, out: list[Message]) -> None:
-        self._body = None
-        if not self._bins:
-            assert self._message is not None
+    def _finish(self, out: list[Message]) -> None:
+        """Hands the message out if its last bin is complete."""
+        if self._message is not None and not self._body and not self._bins:
             out.append(self._message)
-            self._message = self._rest = None
+            self._message, self._body, self._rest = None, _NOTHING, _NOTHING
 
     def _parse(self, out: list[Message]) -> bool:
         """Takes one step on the small buffer; False when more bytes are needed."""
@@ -333,15 +328,13 @@ class Decoder:
 
     def _open_bin(self, out: list[Message]) -> None:
         """Starts on the next bin with what has arrived of it; its rest is received in place."""
-        assert self._rest is not None
         size = self._bins.pop(0)
         here = min(size, self._end - self._start)
         self._rest[:here] = self._small[self._start : self._start + here]
         self._start += here
         self._body = self._rest[here:size]
         self._rest = self._rest[size:]
-        if here == size:
-            self._bin_done(out)
+        self._finish(out)
 
 
 def _decode_head(head: bytes, max_body: int) -> tuple[str, dict[str, Any], list[int] | None]:

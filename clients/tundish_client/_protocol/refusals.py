@@ -141,4 +141,3 @@ _ADVICE: tuple[tuple[Any, str], ...] = (
     ((bytearray, memoryview), "use bytes(...)"),
     (complex, "use numpy.complex128(...)"),
 )
-

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import msgpack
 import numpy as np
 
-from ..errors import ProtocolError
+from tundish_client.errors import ProtocolError
+
 from .dtypes import Dtype, dtype_from_wire
 from .registry import build_object
 
@@ -86,17 +88,18 @@ _NESTED = frozenset((Ref, dict, list, msgpack.Timestamp))
 
 def _dict(tree: dict[Any, Any], body: Body | None, depth: int) -> dict[Any, Any]:
     out = {}
-    for key, value in tree.items():
-        kind = type(key)
-        if kind is not str and kind not in _PLAIN:
-            key = _resolve(key, body, depth)
-        kind = type(value)
-        if kind is Ref and value.code == 1:
-            value = _array(value.data, body)
-        elif kind not in _PLAIN:
-            value = _resolve(value, body, depth)
-        try:
+    for key, item in tree.items():
+        kind = type(item)
+        if kind is Ref and item.code == 1:
+            value = _array(item.data, body)
+        else:
+            value = item if kind in _PLAIN else _resolve(item, body, depth)
+        if type(key) is str:
             out[key] = value
+            continue
+        built = _resolve(key, body, depth)
+        try:
+            out[built] = value
         except TypeError as error:
             raise ProtocolError(f"a map has a key that cannot be one: {key!r:.80}") from error
     return out
@@ -129,15 +132,10 @@ def _parse_array(data: bytes) -> tuple[tuple[int, ...], Dtype, int, int]:
         size *= n
     if size != nbytes:
         raise ProtocolError(
-            f"an array reference claims {nbytes} bytes, "
-            f"but {shape} of {dtype} takes {size}"
+            f"an array reference claims {nbytes} bytes, but {shape} of {dtype} takes {size}"
         )
     if offset % 64:
         raise ProtocolError(f"an array reference starts at {offset}, not at a multiple of 64")
-    try:
-        np.ndarray(tuple(0 if size == 0 else n for n in shape), dtype, b"" if size == 0 else None)
-    except (ValueError, TypeError, MemoryError):
-        pass
     if size == 0:
         _zero_size(shape, dtype)
     found = (tuple(shape), dtype, offset, offset + nbytes)
@@ -149,7 +147,7 @@ def _parse_array(data: bytes) -> tuple[tuple[int, ...], Dtype, int, int]:
 
 
 def _zero_size(shape: list[int], dtype: Dtype) -> None:
-    """numpy refuses shapes whose nonzero lengths multiply beyond its range."""
+    """Numpy refuses shapes whose nonzero lengths multiply beyond its range."""
     try:
         np.empty(tuple(shape), dtype)
     except (ValueError, MemoryError) as error:
@@ -218,11 +216,11 @@ def _column(data: bytes, body: Body | None, _depth: int) -> list[Any]:
     chunk = _region(body, start, nbytes).tobytes()
     ends = offsets.tolist()
     if kind == "bytes":
-        return [chunk[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        return [chunk[a:b] for a, b in itertools.pairwise(ends)]
     text = _text(chunk)
     if len(text) == nbytes:
-        return [text[a:b] for a, b in zip(ends, ends[1:], strict=False)]
-    return [_text(chunk[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+        return [text[a:b] for a, b in itertools.pairwise(ends)]
+    return [_text(chunk[a:b]) for a, b in itertools.pairwise(ends)]
 
 
 def _object(data: bytes, body: Body | None, depth: int) -> object:

@@ -19,7 +19,16 @@ from .refusals import explain
 from .registry import describe_object
 from .resolving import Ref, resolve
 
-__all__ = ["Deferred", "Encoded", "encode_inline", "encode_samples", "encode_value", "resolve", "unpack"]
+__all__ = [
+    "Deferred",
+    "Encoded",
+    "encode_inline",
+    "encode_samples",
+    "encode_value",
+    "resolve",
+    "unpack",
+    "unpack_raw",
+]
 
 MAX_DEPTH = 64
 """Levels of containers in a value."""
@@ -111,6 +120,15 @@ def unpack(packed: bytes) -> Any:
         ValueError: The bytes are not one msgpack value.
     """
     return msgpack.unpackb(packed, strict_map_key=False, ext_hook=Ref)
+
+
+def unpack_raw(packed: bytes) -> Any:
+    """Reads msgpack into a tree that msgpack packs again to the same bytes.
+
+    Raises:
+        ValueError: The bytes are not one msgpack value.
+    """
+    return msgpack.unpackb(packed, strict_map_key=False)
 
 
 class _Encoder:
@@ -245,7 +263,7 @@ def _deeper(depth: int) -> None:
 
 
 def _wide_int(value: object) -> Any:
-    """msgpack asks here for what it cannot pack: integers beyond 64 bits, and nothing else."""
+    """Msgpack asks here for what it cannot pack: integers beyond 64 bits, and nothing else."""
     if type(value) is not int:
         _refuse(value)
     return ExtType(_INT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
