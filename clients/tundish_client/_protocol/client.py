@@ -1,0 +1,361 @@
+"""The client's side of a connection: every decision, no input or output.
+
+A driver sends `data_to_send()`, receives into `get_buffer()`, reports with `receive(n)` or
+`lose(reason)`, and asks `take` and `Reply` for what the user wants. `changed` names the streams and
+replies for which something happened since the driver looked last.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from ..config import EpochOptions
+from ..errors import ConnectError, ConnectionLost, ProtocolError, TundishError
+from .connection import CLIENT_LIMITS, VERSIONS, Connection, Limits
+from .frames import Message
+from .reading import BatchTimes, Cell, StreamState, _count
+from .wire_errors import decode_exception
+
+__all__ = ["END", "ClientConnection", "Reply", "SharedMemory"]
+
+END: Final = object()
+"""What `take` returns when the stream has ended."""
+
+_MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+
+
+class SharedMemory(Protocol):
+    """What the connection needs of `shm.Segments`."""
+
+    def add(self, number: int, nbytes: int) -> None: ...
+    def drop(self, number: int) -> None: ...
+    def lease(
+        self, number: int, slot: int, generation: int, offset: int, nbytes: int, *, copy: bool
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
+    def release(self, number: int, slot: int, generation: int) -> None: ...
+    def make_private(self) -> None: ...
+
+
+class Reply:
+    """The answer to one request, once it is there."""
+
+    __slots__ = ("__weakref__", "done", "error", "header")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.header: dict[str, Any] = {}
+        self.error: Exception | None = None
+
+    def settle(self, header: dict[str, Any], error: Exception | None = None) -> None:
+        """Sets the answer."""
+        self.header, self.error, self.done = header, error, True
+
+    def take(self) -> dict[str, Any] | None:
+        """Returns the answer, None while there is none.
+
+        Raises:
+            Exception: The request failed.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.header if self.done else None
+
+
+class ClientConnection(Connection):
+    """The state of one connection of a client. Not thread-safe.
+
+    Attributes:
+        opened: WELCOME has arrived.
+        server: Name and pid of the server, from WELCOME.
+        instance: The server's instance, a str that no other server process has.
+        wants_shared_memory: Before WELCOME: ask for it. After: the server offers it.
+        segments: Where slots are found; the driver sets it when it got the side channel.
+        changed: Streams and replies to look at again; the driver clears it.
+        goaway: The reason the server gave for leaving, if it did.
+    """
+
+    def __init__(self, *, shared_memory: bool = True, limits: Limits = CLIENT_LIMITS) -> None:
+        super().__init__(limits)
+        self.opened = False
+        self.server: dict[str, Any] = {}
+        self.instance = ""
+        self.wants_shared_memory = shared_memory
+        self.segments: SharedMemory | None = None
+        self.streams: dict[int, StreamState] = {}
+        self.changed: list[StreamState | Reply] = []
+        self.goaway: str | None = None
+        self._last = 0
+        self._replies: weakref.WeakValueDictionary[int, Reply] = weakref.WeakValueDictionary()
+        self._handlers: dict[str, Callable[[Message], None]] = {
+            "BATCH": self._batch,
+            "START": self._start,
+            "END": self._end,
+            "ERROR": self._error,
+            "SEGMENT": self._segment,
+            "SEGMENT_DROP": self._segment_drop,
+            "FEEDS": self._reply,
+            "STATS": self._reply,
+            "PONG": self._pong,
+            "GOAWAY": self._goaway,
+        }
+        self.send(
+            "HELLO",
+            {
+                "version": list(VERSIONS),
+                "features": [],
+                "client": {"name": "tundish-client", "pid": os.getpid()},
+                "shared_memory": shared_memory,
+                "limits": limits.as_header(),
+            },
+        )
+
+    # Receiving
+
+    def receive(self, nbytes: int) -> None:
+        """Takes in `nbytes` received into the buffer lent last. Never raises; see `failed`."""
+        for message in self.buffer_updated(nbytes):
+            try:
+                self._handle(message)
+            except TundishError as error:
+                self.lose(error)
+            except _MALFORMED as error:
+                malformed = ProtocolError(f"a {message.kind} message is malformed: {error!r}")
+                malformed.__cause__ = error
+                self.lose(malformed)
+        if self.failed is not None:
+            self.lose(self.failed)
+
+    def eof_received(self) -> None:
+        """Takes note that the server closed its side."""
+        super().eof_received()
+        self.lose(self.failed or ConnectionLost(self._why_closed()))
+
+    def _why_closed(self) -> str:
+        if not self.opened:
+            return "the peer closed the connection without a WELCOME"
+        if self.goaway is not None:
+            return f"the server left: {self.goaway}"
+        return "the server closed the connection without an END"
+
+    def lose(self, error: Exception) -> None:
+        """Fails the connection and everything that waits for it; the first reason stays."""
+        first = self.failed is None or self.failed is error
+        self.failed = self.failed or error
+        if not first:
+            error = self.failed
+        for stream in self.streams.values():
+            if not stream.over:
+                stream.fail(error if isinstance(error, ConnectionLost) else _lost(error))
+                self.changed.append(stream)
+        self.streams.clear()
+        for reply in list(self._replies.values()):
+            reply.settle({}, error if isinstance(error, ConnectionLost) else _lost(error))
+            self.changed.append(reply)
+        self._replies.clear()
+
+    def _handle(self, message: Message) -> None:
+        if not self.opened:
+            self._welcome(message)
+            return
+        handler = self._handlers.get(message.kind)
+        if handler is not None:  # kinds of later versions are ignored
+            handler(message)
+
+    def _welcome(self, message: Message) -> None:
+        header = message.header
+        if message.kind == "ERROR":
+            error = decode_exception(header)
+            raise ConnectError(f"the server refused this client: {error}") from error
+        if message.kind != "WELCOME":
+            raise ProtocolError(f"expected WELCOME, got {message.kind:.40}")
+        version = header["version"]
+        oldest, newest = VERSIONS
+        if type(version) is not int or not oldest <= version <= newest:
+            raise ConnectError(
+                f"the server speaks protocol version {version!r}, this client speaks "
+                f"{oldest} to {newest}: install the same release of tundish on both sides"
+            )
+        if header.get("limits") is not None:
+            self.peer_limits = Limits.from_header(header["limits"])
+        self.server = dict(header.get("server") or {})
+        self.instance = str(header.get("instance", ""))
+        self.wants_shared_memory = self.wants_shared_memory and bool(header.get("shared_memory"))
+        self.opened = True
+
+    def _start(self, message: Message) -> None:
+        stream = self.streams.get(message.header["stream"])
+        if stream is None:
+            return
+        try:
+            stream.start(message.header)
+        except TundishError as error:
+            stream.fail(error)
+            del self.streams[stream.number]
+            self.send("CANCEL", {"stream": stream.number})
+        self.changed.append(stream)
+
+    def _batch(self, message: Message) -> None:
+        header = message.header
+        stream = self.streams.get(header["stream"])
+        if "segment" in header:
+            body = self._slot(header, stream)
+        else:
+            body = message.body
+        if stream is None:
+            return
+        cell = Cell(_count(header, "batch"), int(header.get("nbytes", 0)))
+        cell.tree, cell.samples, cell.body = header["value"], header.get("samples"), body
+        cell.times = BatchTimes(*header.get("times", (0, 0)))
+        stream.add(cell, failed=False)
+        self.changed.append(stream)
+
+    def _slot(self, header: dict[str, Any], stream: StreamState | None) -> Any:
+        """Returns the root array over the batch's slot; a cancelled stream's goes back."""
+        if self.segments is None:
+            raise ProtocolError("a batch in shared memory on a connection without it")
+        where = header["segment"], header["slot"], header["generation"]
+        if stream is None:
+            return self.segments.release(*where)
+        return self.segments.lease(
+            *where, header["offset"], header["nbytes"], copy=stream.options.copy
+        )
+
+    def _error(self, message: Message) -> None:
+        header = message.header
+        error = decode_exception(header)
+        if "request" in header:
+            reply = self._replies.pop(header["request"], None)
+            if reply is not None:
+                reply.settle({}, error)
+                self.changed.append(reply)
+        elif "stream" not in header:
+            lost = ConnectionLost(f"the server ended the connection: {error}")
+            lost.__cause__ = error
+            raise lost
+        elif (stream := self.streams.get(header["stream"])) is not None:
+            if header.get("batch") is None:
+                stream.fail(error)
+                del self.streams[stream.number]
+            else:
+                cell = Cell(_count(header, "batch"), int(header.get("nbytes", 0)))
+                cell.error, cell.samples = error, header.get("samples")
+                stream.add(cell, failed=True)
+            self.changed.append(stream)
+
+    def _end(self, message: Message) -> None:
+        stream = self.streams.pop(message.header["stream"], None)
+        if stream is not None:
+            try:
+                stream.end(message.header)
+            except ProtocolError as error:
+                stream.fail(error)
+            self.changed.append(stream)
+
+    def _segment(self, message: Message) -> None:
+        if self.segments is not None:
+            self.segments.add(message.header["segment"], message.header["bytes"])
+
+    def _segment_drop(self, message: Message) -> None:
+        if self.segments is not None:
+            self.segments.drop(message.header["segment"])
+
+    def _reply(self, message: Message) -> None:
+        reply = self._replies.pop(message.header["request"], None)
+        if reply is not None:
+            reply.settle(message.header)
+            self.changed.append(reply)
+
+    def _pong(self, message: Message) -> None:
+        message.header["request"] = message.header["token"]
+        self._reply(message)
+
+    def _goaway(self, message: Message) -> None:
+        self.goaway = str(message.header.get("reason", "no reason given"))
+        back_in = message.header.get("back_in")
+        if back_in is not None:
+            self.goaway += f" (back in {back_in} s)"
+        if self.segments is not None:
+            self.segments.make_private()
+
+    # Asking
+
+    def open_stream(self, stream: StreamState) -> None:
+        """Asks for the epoch of a stream and gives it its number."""
+        self.check_alive()
+        self._last += 1
+        stream.number = self._last
+        header = {"stream": stream.number, **stream.options.header()}
+        self.send("EPOCH", {**header, "shared_memory": self.segments is not None})
+        self.streams[stream.number] = stream
+
+    def request(self, kind: str) -> Reply:
+        """Sends FEEDS, STATS or PING; the reply is forgotten when nobody keeps it."""
+        self.check_alive()
+        self._last += 1
+        reply = Reply()
+        self._replies[self._last] = reply
+        self.send(kind, {"token" if kind == "PING" else "request": self._last})
+        return reply
+
+    def check_alive(self) -> None:
+        """Raises ConnectionLost if the connection has failed."""
+        if self.failed is not None:
+            raise _lost(self.failed)
+
+    def take(self, stream: StreamState) -> Any:
+        """Returns the stream's next cell, END, or None when it has to be waited for.
+
+        Acknowledges the batch before it and gives its credit back. The cell stays at the head of
+        the queue until `stream.handed` is set to it.
+
+        Raises:
+            Exception: The stream has failed; the cell's own error is left in `cell.error`.
+        """
+        stream.settle()
+        if stream.owed is not None and not stream.cells and self._reports(stream):
+            self.send("ACK", {"stream": stream.number, "batch": stream.owed})
+            stream.owed = None
+        cell = stream.head()
+        if cell is None:
+            if not stream.ended:
+                return None
+            stream.final = True
+            return END
+        if not cell.credited:
+            cell.credited = True
+            self._credit(stream, cell)
+        return cell
+
+    def _reports(self, stream: StreamState) -> bool:
+        """Whether the server still wants to know: after END it does not."""
+        return self.failed is None and not stream.over and not stream.closed
+
+    def _credit(self, stream: StreamState, cell: Cell) -> None:
+        if not self._reports(stream):
+            return
+        credit = {"batches": 1, "bytes": cell.nbytes}
+        header = {"stream": stream.number, "credits": credit}
+        if stream.owed is None:
+            self.send("CREDIT", header)
+        else:
+            self.send("ACK", {**header, "batch": stream.owed})
+            stream.owed = None
+
+    def cancel(self, stream: StreamState) -> None:
+        """Ends a stream from this side; what it still holds is dropped."""
+        if self.streams.pop(stream.number, None) is not None and self.failed is None:
+            self.send("CANCEL", {"stream": stream.number})
+        stream.close()
+        self.changed.append(stream)
+
+
+def _lost(error: Exception) -> ConnectionLost:
+    """Returns a fresh ConnectionLost for a failed connection."""
+    lost = ConnectionLost(str(error) or repr(error))
+    lost.__cause__ = error.__cause__ if isinstance(error, ConnectionLost) else error
+    return lost

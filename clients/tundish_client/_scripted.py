@@ -1,0 +1,397 @@
+"""The inside of `testing.ScriptedServer`: one connection, and a small arena of slots."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._protocol.frames import Message
+from ._protocol.server import (
+    Cancelled,
+    EpochAsked,
+    FeedsAsked,
+    HelloReceived,
+    ServerConnection,
+    ServerStream,
+    StatsAsked,
+)
+from ._protocol.values import encode_value
+
+if TYPE_CHECKING:
+    from .testing import ScriptedServer
+
+__all__ = ["Arena", "ScriptedConnection"]
+
+_RECORD = struct.Struct("<IIIIQ")
+_PAGE = mmap.PAGESIZE
+_SEGMENT = 1
+_BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
+
+
+class Arena:
+    """One segment of equal slots, written through a shared mapping; the slot freed last first."""
+
+    def __init__(self, largest: int, slots: int) -> None:
+        self.slot_bytes = -(-max(largest, 1) // _PAGE) * _PAGE
+        self.nbytes = self.slot_bytes * slots
+        self.fd = os.memfd_create("tundish-scripted", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, self.nbytes)
+        self._map = mmap.mmap(self.fd, self.nbytes)
+        self.free = list(range(slots))[::-1]
+        self.generation = 0
+
+    def bytes_of(self, slot: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The slot's memory, uint8[nbytes]."""
+        return np.frombuffer(self._map, np.uint8, nbytes, slot * self.slot_bytes)
+
+    def close(self) -> None:
+        """Unmaps and closes."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self._map.close()
+            os.close(fd)
+
+
+@dataclass
+class _Encoded:
+    """What the protocol wants to know about a batch."""
+
+    batch: int
+    packed: bytes
+    samples_offset: int
+    nbytes: int
+    times: tuple[int, int]
+    segment: int = 0
+    slot: int = 0
+    generation: int = 0
+    offset: int = 0
+
+
+@dataclass
+class _Play:
+    """How far the script has been played to one stream."""
+
+    stream: ServerStream
+    items: list[tuple[int, Any]]
+    samples: int = 0
+    silent_until: float = 0.0
+    at: int = 0
+
+
+class _Core(ServerConnection):
+    """Keeps a record of what clients send."""
+
+    def __init__(self, log: list[tuple[str, dict[str, Any]]]) -> None:
+        super().__init__()
+        self._log = log
+
+    def buffer_updated(self, nbytes: int) -> list[Message]:
+        messages = super().buffer_updated(nbytes)
+        self._log.extend((message.kind, message.header) for message in messages)
+        return messages
+
+
+class ScriptedConnection:
+    """One client; lives in the server's thread."""
+
+    def __init__(
+        self, server: ScriptedServer, sock: socket.socket, selector: selectors.BaseSelector
+    ) -> None:
+        sock.setblocking(False)
+        self.closed = False
+        self._server = server
+        self._sock = sock
+        self._selector = selector
+        self._core = _Core(server.received)
+        self._plays: dict[int, _Play] = {}
+        self._out: list[memoryview] = []
+        self._cut: int | None = None
+        self._side: socket.socket | None = None
+        self._to_pass: socket.socket | None = None  # goes with the first byte of WELCOME
+        self._announced = False
+        selector.register(sock, selectors.EVENT_READ, self._on_events)
+
+    @property
+    def streams(self) -> list[int]:
+        """Numbers of the open streams."""
+        return list(self._core.streams)
+
+    def timeout(self) -> float | None:
+        """Seconds until a silence ends, for the selector."""
+        now = time.monotonic()
+        ends = [p.silent_until - now for p in self._plays.values() if p.silent_until > now]
+        return max(0.0, min(ends, default=3600.0))
+
+    def shut(self) -> None:
+        """Closes the connection without a word."""
+        if not self.closed:
+            self.closed = True
+            for sock in (self._sock, self._side):
+                if sock is not None:
+                    self._selector.unregister(sock)
+                    sock.close()
+            if self._to_pass is not None:
+                self._to_pass.close()
+            self._plays.clear()
+            self._core.streams.clear()
+
+    # Receiving
+
+    def _on_events(self, events: int) -> None:
+        if self.closed:
+            return
+        if events & selectors.EVENT_READ:
+            try:
+                n = self._sock.recv_into(self._core.get_buffer())
+            except BlockingIOError:
+                return
+            except OSError:
+                n = 0
+            if not n:
+                self.shut()
+                return
+            for event in self._core.receive(n):
+                self._on_event(event)
+        self.go_on()
+
+    def _on_event(self, event: object) -> None:
+        if isinstance(event, HelloReceived):
+            self._hello(event)
+        elif isinstance(event, EpochAsked):
+            self._epoch(event.stream)
+        elif isinstance(event, Cancelled):
+            self._plays.pop(event.stream.number, None)
+        elif isinstance(event, FeedsAsked):
+            self._core.send("FEEDS", {"request": event.request, "feeds": [self._describe()]})
+        elif isinstance(event, StatsAsked):
+            stats = {"streams": [{"stream": number} for number in self._plays]}
+            self._core.send("STATS", {"request": event.request, "stats": stats})
+
+    def _hello(self, event: HelloReceived) -> None:
+        if not self._server.welcome:
+            return
+        shared = self._server.arena is not None and event.shared_memory
+        if shared:
+            self._side, self._to_pass = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._side.setblocking(False)
+            self._selector.register(self._side, selectors.EVENT_READ, self._on_records)
+        self._core.welcome(
+            {"name": "scripted", "pid": os.getpid()}, "scripted", shared_memory=shared
+        )
+
+    def _on_records(self, _events: int) -> None:
+        arena, side = self._server.arena, self._side
+        while arena is not None and side is not None and not self.closed:
+            try:
+                data = side.recv(1 << 16)
+            except BlockingIOError:
+                break
+            if not data:
+                self._selector.unregister(side)
+                side.close()
+                self._side = None
+                break
+            for kind, segment, slot, _, generation in _RECORD.iter_unpack(data):
+                if kind == 1:
+                    self._server.released.append((segment, slot, generation))
+                    arena.free.append(slot)
+                else:
+                    self._server.dropped.append(segment)
+        self.go_on()
+
+    def _describe(self) -> dict[str, Any]:
+        from .testing import is_value
+
+        cells = [i for i in self._server.script if is_value(i) or isinstance(i, BaseException)]
+        return {
+            "feed": self._server.feed, "samples": len(cells), "batches": len(cells),
+            "batch_size": 1, "order": "sequential", "seed": 0, "shuffle": False,
+            "drop_last": False, "num_workers": 0, "fingerprint": self._fingerprint(len(cells)),
+        }  # fmt: skip
+
+    def _fingerprint(self, samples: int) -> dict[str, Any]:
+        return {
+            "seed": 0, "samples": samples, "order": "sequential", "batch_size": 1,
+            "drop_last": False, "world_size": 1,
+        }  # fmt: skip
+
+    def _epoch(self, stream: ServerStream) -> None:
+        from .testing import is_value
+
+        if stream.feed not in (None, self._server.feed):
+            self._core.stream_error(stream, ValueError(f"no feed {stream.feed!r}"))
+            return
+        items: list[tuple[int, Any]] = []
+        cells = 0
+        for item in self._server.script:
+            is_cell = is_value(item) or isinstance(item, BaseException)
+            if not is_cell or cells >= stream.start:
+                items.append((cells, item))
+            cells += is_cell
+        self._plays[stream.number] = _Play(stream, items)
+        self._core.start_stream(
+            stream,
+            {
+                "feed": self._server.feed, "batches": cells, "samples": cells, "padded": 0,
+                "dropped": 0, "fingerprint": self._fingerprint(cells),
+            },
+        )  # fmt: skip
+
+    # Playing
+
+    def go_on(self) -> None:
+        """Plays all scripts as far as credits and silences allow, and sends what that gave."""
+        if self.closed:
+            return
+        for number in list(self._plays):
+            while number in self._plays and self._step(self._plays[number]):
+                self._send()
+                if self.closed:
+                    return
+        self._send()
+
+    def _step(self, play: _Play) -> bool:
+        """Plays one item; False when nothing may be sent now."""
+        from . import testing
+
+        if time.monotonic() < play.silent_until:
+            return False
+        if play.at == len(play.items):
+            self._end(play, None)
+            return True
+        number, item = play.items[play.at]
+        cell = isinstance(item, BaseException) or testing.is_value(item)
+        if cell and not play.stream.ready:
+            return False
+        play.at += 1
+        if isinstance(item, BaseException):
+            self._core.batch_error(play.stream, number, item, [number])
+        elif cell:
+            self._batch(play, number, item)
+        elif isinstance(item, testing.End):
+            self._end(play, item.counts)
+        else:
+            self._act(play, item)
+        return True
+
+    def _act(self, play: _Play, item: Any) -> None:
+        from . import testing
+
+        if isinstance(item, testing.Silence):
+            seconds = float("inf") if item.seconds is None else item.seconds
+            play.silent_until = time.monotonic() + seconds
+        elif isinstance(item, testing.Cut):
+            self._send()
+            self._cut = item.after
+        elif isinstance(item, testing.Fail):
+            self._plays.pop(play.stream.number)
+            self._core.stream_error(play.stream, item.error)
+        elif isinstance(item, testing.Raw):
+            self._send()
+            self._out.append(memoryview(item.data))
+        else:
+            if isinstance(item, testing.Goaway):
+                self.goaway(item.reason, item.back_in)
+            self._send()
+            self.shut()
+
+    def _end(self, play: _Play, counts: dict[str, int] | None) -> None:
+        stream = play.stream
+        self._plays.pop(stream.number)
+        true = {
+            "batches": stream.sent, "samples": play.samples, "padded": 0, "dropped": 0,
+            "skipped": 0, "redelivered": 0, "errors": stream.errors,
+        }  # fmt: skip
+        self._core.end_stream(stream, {**true, **(counts or {})})
+
+    def _batch(self, play: _Play, number: int, item: Any) -> None:
+        from . import testing
+
+        samples: Sequence[int] = (number,)
+        if isinstance(item, testing.Batch):
+            item, samples = item.value, item.samples
+        encoded = encode_value(item)
+        now = time.monotonic_ns()
+        nbytes = encoded.nbytes + 8 * len(samples)
+        batch = _Encoded(number, encoded.packed, encoded.nbytes, nbytes, (now, now))
+        play.samples += len(samples)
+        arena = self._server.arena
+        lend = arena is not None and self._side is not None and play.stream.shared_memory
+        slot = arena.free.pop() if lend and arena is not None and arena.free else None
+        if arena is None or slot is None:
+            body = np.zeros(nbytes, np.uint8)
+        else:
+            self._announce(arena)
+            body = arena.bytes_of(slot, nbytes)
+            arena.generation += 1
+            batch.segment, batch.slot, batch.generation = _SEGMENT, slot, arena.generation
+            batch.offset = slot * arena.slot_bytes
+        encoded.write_into(body)
+        body[encoded.nbytes :] = np.array(samples, "<i8").view(np.uint8)
+        if slot is None:
+            self._core.send_batch(play.stream, batch, memoryview(body), len(samples))
+        else:
+            self._core.lend_batch(play.stream, batch, len(samples))
+
+    def _announce(self, arena: Arena) -> None:
+        if not self._announced and self._side is not None:
+            self._announced = True
+            socket.send_fds(self._side, [_RECORD.pack(3, _SEGMENT, 0, 0, 0)], [arena.fd])
+            self._core.send("SEGMENT", {"segment": _SEGMENT, "bytes": arena.nbytes})
+
+    def goaway(self, reason: str, back_in: float | None) -> None:
+        """Announces that the server leaves."""
+        self._core.goaway(reason, back_in)
+
+    def drop_segment(self) -> None:
+        """Asks the client to unmap the segment; it is announced again when needed."""
+        if self._announced:
+            self._announced = False
+            self._core.send("SEGMENT_DROP", {"segment": _SEGMENT})
+
+    # Sending
+
+    def _send(self) -> None:
+        """Sends as far as the socket has room; asks the selector for the rest."""
+        self._out += [memoryview(data).cast("B") for data in self._core.data_to_send()]
+        while self._out and not self.closed:
+            data = self._out[0]
+            if self._cut is not None:
+                data = data[: self._cut]
+            try:
+                sent = self._send_some(data) if data else 0
+            except BlockingIOError:
+                break
+            except OSError:
+                self.shut()
+                return
+            if self._cut is not None:
+                self._cut -= sent
+                if self._cut <= 0:
+                    self.shut()
+                    return
+            self._out[0] = self._out[0][sent:]
+            if not self._out[0]:
+                del self._out[0]
+        if not self.closed:
+            events = _BOTH if self._out else selectors.EVENT_READ
+            self._selector.modify(self._sock, events, self._on_events)
+            if self._core.failed is not None and not self._out:
+                self.shut()
+
+    def _send_some(self, data: memoryview) -> int:
+        if self._to_pass is None:
+            return self._sock.send(data)
+        sent = socket.send_fds(self._sock, [data], [self._to_pass.fileno()])
+        self._to_pass.close()
+        self._to_pass = None
+        return sent

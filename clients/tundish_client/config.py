@@ -1,0 +1,207 @@
+"""Options of clients and streams, and the rule for the socket's path.
+
+An argument wins over its `TUNDISH_...` variable, the variable over the default.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from .errors import ConfigError
+
+__all__ = [
+    "MAX_SOCKET_PATH",
+    "ClientOptions",
+    "EpochOptions",
+    "check_socket_path",
+    "default_socket",
+]
+
+MAX_SOCKET_PATH: Final = 107
+"""Bytes that the path of a Unix socket may have on Linux."""
+
+DEFAULT_CONNECT_TIMEOUT: Final = 10.0
+RECEIVE_BYTES: Final = 256 * 2**20
+"""Bytes of batches a stream takes in ahead of the consumer; one batch may exceed it."""
+
+_UNEVEN: Final = ("pad", "drop", "keep")
+_YES: Final = frozenset(("1", "true", "yes", "on"))
+_NO: Final = frozenset(("0", "false", "no", "off"))
+
+
+def default_socket(environ: Mapping[str, str] | None = None) -> str:
+    """Returns the socket's path when none is given; client and server share this rule.
+
+    `$TUNDISH_SOCKET`, else `$XDG_RUNTIME_DIR/tundish/tundish.sock`, else
+    `/tmp/tundish-<uid>/tundish.sock`.
+
+    Args:
+        environ: The variables to look at, by default those of the process.
+
+    Example:
+        >>> default_socket({"XDG_RUNTIME_DIR": "/run/user/1000"})
+        '/run/user/1000/tundish/tundish.sock'
+    """
+    environ = os.environ if environ is None else environ
+    if path := environ.get("TUNDISH_SOCKET"):
+        return path
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        return os.path.join(runtime, "tundish", "tundish.sock")
+    return f"/tmp/tundish-{os.getuid()}/tundish.sock"  # noqa: S108 - a folder of its own, 0700
+
+
+def check_socket_path(path: str | os.PathLike[str]) -> str:
+    """Returns the path as a str, if a Unix socket can have it.
+
+    Raises:
+        ConfigError: It is empty, holds a zero byte, or is longer than 107 bytes.
+    """
+    try:
+        text = os.fspath(path)
+        size = len(os.fsencode(text))
+    except (TypeError, UnicodeEncodeError) as error:
+        raise ConfigError(f"socket must be a path, got {path!r}") from error
+    if not isinstance(text, str):
+        text = os.fsdecode(text)
+    if not text or "\0" in text:
+        raise ConfigError(f"socket must be a path, got {text!r}")
+    if size > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"socket path {text!r} is {size} bytes long, the limit is {MAX_SOCKET_PATH}: "
+            "use a shorter folder, for example one under /tmp or $XDG_RUNTIME_DIR"
+        )
+    return text
+
+
+def check_int(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
+    """Returns `value` as an int within bounds; numpy integers pass, bool does not.
+
+    Raises:
+        ConfigError: It is something else; the message names the argument and the value.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise ConfigError(f"{name} must be an integer, got {value!r:.100}") from error
+    if isinstance(value, bool):
+        raise ConfigError(f"{name} must be an integer, got {value!r}")
+    if not least <= number <= most:
+        bound = f"at least {least}" if number < least else f"at most {most}"
+        raise ConfigError(f"{name} must be {bound}, got {number}")
+    return number
+
+
+def _check_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {value!r:.100}")
+    return value
+
+
+def _check_seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ConfigError(f"{name} must be a number of seconds, got {value!r:.100}")
+    if value < 0:
+        raise ConfigError(f"{name} must be at least 0 seconds, got {value!r}")
+    return float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions:
+    """Options of one client.
+
+    Attributes:
+        socket: Path of the server's socket; `default_socket()` when None.
+        connect_timeout: Seconds to wait for a server that is not there yet, or does not answer.
+            `TUNDISH_CONNECT_TIMEOUT`, 10.
+        shared_memory: Take batches in shared memory where the server offers it.
+            `TUNDISH_SHARED_MEMORY`, yes.
+    """
+
+    socket: str | os.PathLike[str] | None = None
+    connect_timeout: float | None = None
+    shared_memory: bool | None = None
+    path: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        socket = default_socket() if self.socket is None else self.socket
+        timeout, shared = self.connect_timeout, self.shared_memory
+        if timeout is None:
+            timeout = _from_environment("CONNECT_TIMEOUT", DEFAULT_CONNECT_TIMEOUT)
+        if shared is None:
+            shared = _from_environment("SHARED_MEMORY", True)
+        object.__setattr__(self, "path", check_socket_path(socket))
+        object.__setattr__(self, "connect_timeout", _check_seconds("connect_timeout", timeout))
+        object.__setattr__(self, "shared_memory", _check_bool("shared_memory", shared))
+
+    @property
+    def timeout(self) -> float:
+        """`connect_timeout`, resolved."""
+        assert self.connect_timeout is not None
+        return self.connect_timeout
+
+
+def _from_environment(name: str, default: Any) -> Any:
+    name = f"TUNDISH_{name}"
+    text = os.environ.get(name, "").strip().lower()
+    if not text:
+        return default
+    if isinstance(default, bool):
+        if text not in _YES | _NO:
+            raise ConfigError(f"{name} must be yes or no, got {text!r}")
+        return text in _YES
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} must be a number of seconds, got {text!r}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOptions:
+    """What a stream asks for; see `Client.epoch`."""
+
+    epoch: int
+    feed: str | None = None
+    start: int = 0
+    rank: int = 0
+    world_size: int = 1
+    uneven: str = "pad"
+    prefetch: int = 2
+    copy: bool = False
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        put("epoch", check_int("epoch", self.epoch, 0))
+        if self.feed is not None and (not isinstance(self.feed, str) or not self.feed):
+            raise ConfigError(f"feed must be the name of a feed or None, got {self.feed!r:.100}")
+        put("start", check_int("start", self.start, 0))
+        put("world_size", check_int("world_size", self.world_size, 1))
+        put("rank", check_int("rank", self.rank, 0))
+        if self.rank >= self.world_size:
+            raise ConfigError(
+                f"rank must be below world_size={self.world_size}, got {self.rank}"
+            )
+        if self.uneven not in _UNEVEN:
+            raise ConfigError(
+                f"uneven must be one of {', '.join(map(repr, _UNEVEN))}, got {self.uneven!r:.100}"
+            )
+        put("prefetch", check_int("prefetch", self.prefetch, 1, 2**20))
+        _check_bool("copy", self.copy)
+
+    def header(self) -> dict[str, Any]:
+        """The part of the EPOCH message that describes the request."""
+        return {
+            "feed": self.feed,
+            "epoch": self.epoch,
+            "start": self.start,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "uneven": self.uneven,
+            "credits": {"batches": self.prefetch, "bytes": RECEIVE_BYTES},
+        }

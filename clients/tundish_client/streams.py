@@ -1,0 +1,226 @@
+"""Streams: one consumer's reading of one epoch.
+
+Iterators are classes, not generators: an error or a cancelled `anext` costs nothing, the next call
+goes on with the next batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ._protocol.client import END
+from ._protocol.reading import BatchInfo, Cell, Position, StreamState
+from ._signals import interrupt_again
+from .errors import TundishError
+
+if TYPE_CHECKING:
+    from .aio import AsyncClient
+    from .sync import Client
+
+__all__ = ["AsyncStream", "Stream"]
+
+
+class BaseStream:
+    """What is known about a stream, the same for both clients."""
+
+    def __init__(self, state: StreamState) -> None:
+        self._state = state
+
+    @property
+    def position(self) -> Position:
+        """Where the stream stands: `.epoch` and `.batch`, the batch that comes next.
+
+        A position counts what was handed out, not what was received.
+        """
+        return self._state.position
+
+    @property
+    def info(self) -> BatchInfo | None:
+        """The batch handed out last: number, sample indices, times. None before the first."""
+        return self._state.info
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """batches, samples, padded, dropped, skipped, redelivered, errors.
+
+        What the server announced, from the start of the stream; what came true, after its end.
+        """
+        return self._state.counts
+
+    @property
+    def feed(self) -> str | None:
+        """Name of the feed; None until the server has said which, if none was asked for."""
+        return self._state.feed
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What the order depends on: seed, samples, order, batch size... Empty before the start."""
+        return dict(self._state.fingerprint)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position as plain data for a checkpoint.
+
+        Keys: feed, epoch, batch (the next one), rank, world_size, uneven, fingerprint. Go on with
+        `client.epoch(state["epoch"], feed=state["feed"], start=state["batch"])`.
+
+        Raises:
+            TundishError: The feed delivers out of order; there is no position.
+        """
+        return self._state.state()
+
+    def __bool__(self) -> bool:
+        return True  # not len(): asking whether there is a stream must not wait for the server
+
+    def __repr__(self) -> str:
+        epoch, batch = self._state.position
+        return f"<{type(self).__name__} of feed {self.feed!r} at epoch {epoch}, batch {batch}>"
+
+
+class Stream(BaseStream):
+    """An epoch of a `Client`: iterate over it once.
+
+    Only one thread at a time may read a stream; different streams of one client may be read in
+    different threads. A failing batch raises its error, the next call goes on after it.
+    """
+
+    def __init__(self, client: Client, state: StreamState) -> None:
+        super().__init__(state)
+        self._client = client
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        """Returns the next batch; waits for it.
+
+        Raises:
+            StopIteration: The epoch has ended, and all its batches have come.
+            ConnectionLost: The server is gone; `.position` says where to resume.
+            Exception: The error of this batch, or of the whole stream.
+        """
+        state = self._state
+        if state.final:
+            raise StopIteration
+        cell = self._client._take(state)
+        # From here to the return there is neither a call nor a jump backwards, so CPython runs no
+        # signal handler: a Ctrl-C comes before the batch leaves the queue, or after it is returned.
+        if cell is END:
+            raise StopIteration
+        state.info = cell.info
+        state.next_batch = cell.batch + 1
+        value = cell.value
+        error = cell.error
+        cell.value = None
+        state.handed = cell
+        state.reader = None
+        if error is not None:
+            raise error
+        return value
+
+    def __len__(self) -> int:
+        """The batches of this stream, from `start` to the end; waits until the server has said."""
+        return self._client._length(self._state)
+
+    def close(self) -> None:
+        """Ends the stream: the server stops working for it. Never waits."""
+        self._client._close_stream(self._state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        try:
+            if not self._state.over:
+                self._client._forget(self._state)
+        except KeyboardInterrupt:
+            interrupt_again()
+        except AttributeError:
+            pass  # __init__ did not get far
+
+
+class AsyncStream(BaseStream):
+    """An epoch of an `AsyncClient`: iterate over it once, with `async for`.
+
+    The server is asked at the first `anext` or at `async with`. Cancelling an `anext` (a timeout,
+    for example) loses nothing: the next call returns the batch it would have returned.
+    """
+
+    def __init__(self, client: AsyncClient, state: StreamState) -> None:
+        super().__init__(state)
+        self._client = client
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        """Returns the next batch; waits for it.
+
+        Raises:
+            StopAsyncIteration: The epoch has ended, and all its batches have come.
+            ConnectionLost: The server is gone; `.position` says where to resume.
+            Exception: The error of this batch, or of the whole stream.
+        """
+        state = self._state
+        if state.final:
+            raise StopAsyncIteration
+        cell: Cell | Any = await self._client._take(state)
+        if cell is END:
+            raise StopAsyncIteration
+        state.info = cell.info
+        state.next_batch = cell.batch + 1
+        value = cell.value
+        error = cell.error
+        cell.value = None
+        state.handed = cell
+        if error is not None:
+            raise error
+        return value
+
+    def __len__(self) -> int:
+        """The batches of this stream, from `start` to the end.
+
+        Raises:
+            TundishError: The stream has not started: enter it with `async with`, or read a batch.
+        """
+        length = self._state.length()
+        if length is None:
+            raise TundishError(
+                "the length is known when the stream has started: enter it with `async with`, "
+                "or read a batch first"
+            )
+        return length
+
+    async def aclose(self) -> None:
+        """Ends the stream: the server stops working for it. Never waits."""
+        self._client._close_stream(self._state)
+
+    async def __aenter__(self) -> Self:
+        await self._client._start(self._state)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        try:
+            if self._state.number and not self._state.over:
+                self._client._forget(self._state)
+        except KeyboardInterrupt:
+            interrupt_again()
+        except AttributeError:
+            pass  # __init__ did not get far
