@@ -1,4 +1,5 @@
 //! Orders: golden vectors, bijections, limits, cancellation.
+#![allow(clippy::unwrap_used, reason = "a test stops where something is wrong")]
 
 use std::path::Path;
 use std::time::{Duration, Instant};

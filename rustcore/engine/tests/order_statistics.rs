@@ -2,6 +2,7 @@
 //!
 //! Everything is deterministic. A figure is a z-score: how many standard
 //! deviations it lies from what independent uniform permutations would give.
+#![allow(clippy::unwrap_used, reason = "a test stops where something is wrong")]
 
 use std::collections::HashMap;
 

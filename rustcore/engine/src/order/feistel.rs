@@ -66,3 +66,32 @@ fn hash(half: u64, key: u64, inner: u64, range: u64) -> u64 {
     z ^= z >> 31;
     ((u128::from(z) * u128::from(range)) >> 64) as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_size_is_permuted() {
+        for samples in (1_u64..400).chain([1023, 1024, 1025, 65_535, 65_536]) {
+            let keys = std::array::from_fn(|k| samples.wrapping_mul(k as u64 + 1) << 32);
+            let feistel = Feistel::new(samples, keys);
+            let mut seen = vec![false; samples as usize];
+            for position in 0..samples {
+                let index = feistel.get(position) as usize;
+                assert!(!std::mem::replace(&mut seen[index], true), "{samples}: {index} twice");
+            }
+        }
+    }
+
+    #[test]
+    fn the_grid_is_as_near_to_a_square_as_it_can_be() {
+        let largest = i64::MAX as u64;
+        for samples in [1, 2, 3, 4, 5, 1 << 20, (1 << 20) + 1, 10_000_000, largest] {
+            let Feistel { left, right, .. } = Feistel::new(samples, [0; KEYS]);
+            assert!(left * right >= samples);
+            assert!(left * right - samples < left, "{samples} on {left} x {right}");
+            assert!(left >= right);
+        }
+    }
+}

@@ -43,6 +43,12 @@ impl Stream {
         result.map(|()| stream)
     }
 
+    /// How many draws have been made.
+    #[cfg(test)]
+    pub(super) fn position(&self) -> u64 {
+        self.position
+    }
+
     /// The next 32-bit output.
     pub(super) fn next_u32(&mut self) -> u32 {
         self.position += 1;
@@ -82,5 +88,36 @@ impl Stream {
             self.position += count;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test stops where something is wrong")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_position_is_the_same_from_any_state() {
+        let cancel = Cancel::new();
+        let expected: Vec<u32> = {
+            let mut stream = Stream::new(5);
+            (0..5000).map(|_| stream.next_u32()).collect()
+        };
+        for position in [4999, 0, 624, 3000, 623, 1, 4998, 3000] {
+            let mut stream = Stream::at(5, position, &cancel).unwrap();
+            assert_eq!(stream.next_u32(), expected[position as usize]);
+        }
+    }
+
+    #[test]
+    fn few_states_are_kept_and_those_of_cancelled_walks_among_them() {
+        for seed in 0..2 * REMEMBERED as u64 {
+            Stream::at(1000 + seed, 10, &Cancel::new()).unwrap();
+        }
+        assert!(STATES.lock().unwrap().len() <= REMEMBERED);
+        let cancel = Cancel::new();
+        cancel.cancel();
+        assert_eq!(Stream::at(77, 1 << 40, &cancel).err(), Some(PlanError::Cancelled));
+        assert_eq!(Stream::recall(77, 1 << 40).map(|stream| stream.position), Some(0));
     }
 }

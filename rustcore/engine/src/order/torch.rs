@@ -86,3 +86,37 @@ fn inside_out(samples: u32, stream: &mut Stream, cancel: &Cancel) -> Result<Tabl
     }
     Ok(table)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test stops where something is wrong")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wide_shuffle_equals_the_reference() {
+        let row = |samples| inside_out(samples, &mut Stream::new(7), &Cancel::new()).unwrap();
+        assert_eq!(row(0)[..], []);
+        assert_eq!(row(1)[..], [0]);
+        assert_eq!(row(10)[..], [1, 8, 7, 3, 4, 5, 9, 6, 2, 0]);
+        // The checksum that docs/order.md gives for the border of the two shuffles.
+        let sum = row(1000).iter().zip(0_u64..).fold(0_u64, |sum, (&index, place)| {
+            let weight = place.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            sum.wrapping_add((u64::from(index) + 1).wrapping_mul(weight))
+        });
+        assert_eq!(sum, 6_764_939_533_150_096_728);
+    }
+
+    #[test]
+    fn draws_are_counted_as_they_are_made() {
+        for samples in [0, 1, 2, 1000] {
+            let mut stream = Stream::new(7);
+            forward(samples, &mut stream, &Cancel::new()).unwrap();
+            assert_eq!(stream.position(), randperm_draws(samples));
+        }
+        let mut stream = Stream::new(7);
+        inside_out(1000, &mut stream, &Cancel::new()).unwrap();
+        assert_eq!(stream.position(), 2000);
+        assert_eq!(randperm_draws(WIDE_FROM - 1), 214_748_362);
+        assert_eq!(randperm_draws(WIDE_FROM), 429_496_728);
+    }
+}
