@@ -47,7 +47,7 @@ class BodyPool:
                 self._raws.append(raw)
                 del self._raws[:-_KEEP]
         skip = -raw.ctypes.data % _ALIGNMENT
-        return np.frombuffer(memoryview(raw)[skip : skip + nbytes], np.uint8)
+        return np.frombuffer(raw.data[skip : skip + nbytes], np.uint8)
 
     def _reuse(self, nbytes: int) -> np.ndarray[Any, Any] | None:
         """Finds an idle array of a fitting size; forgets all but the idle ones used last."""

@@ -68,7 +68,7 @@ def dtype_to_wire(dtype: Dtype) -> Any:
 def _name(dtype: Dtype) -> Any:
     if dtype.type.__module__.partition(".")[0] == "ml_dtypes":
         if dtype.name in SMALL_FLOATS:
-            return dtype.name
+            return str(dtype.name)
     elif dtype.names is not None:
         return _struct_name(dtype)
     elif dtype.kind in _KINDS and _WIRE.fullmatch(dtype.str):
@@ -88,7 +88,7 @@ def _way_out(dtype: Dtype) -> str:
 
 def _struct_name(dtype: Dtype) -> list[Any]:
     fields = []
-    entries = dtype.fields or {}
+    entries: Any = dtype.fields or {}
     if dtype.itemsize == 0 or len(entries) > _MAX_FIELDS:
         raise TypeError(f"dtype {dtype} cannot be sent (no bytes, or too many fields)")
     for name in dtype.names or ():

@@ -28,8 +28,11 @@ MAX_BINS = 4096
 _PRELUDE = 5
 _BIN32 = 5
 _SMALL = 16 * 1024
+_ROOM = 1024  # least to receive into
 _UINT32 = struct.Struct(">BI")
 _UINT16 = struct.Struct(">BH")
+# What msgpack raises for bytes that are not its own.
+_MALFORMED = (ValueError, TypeError, ArithmeticError, RecursionError, msgpack.UnpackException)
 _NOTHING = memoryview(b"")
 _NATIVE_INTS = (np.integer, np.bool_)
 
@@ -209,7 +212,7 @@ class Decoder:
         del hint
         if self._body:
             return self._body
-        if self._end == len(self._small):
+        if len(self._small) - self._end < _ROOM:
             self._make_room()
         return self._small[self._end :]
 
@@ -220,9 +223,9 @@ class Decoder:
         """
         held = self._end - self._start
         size = len(self._small)
+        fresh = self._small
         if held > size // 2:
-            size = min(size * 2, max(size, self._max_head + _PRELUDE + _SMALL))
-        fresh = memoryview(bytearray(size))
+            fresh = memoryview(bytearray(2 * size))
         fresh[:held] = self._small[self._start : self._end]
         self._small, self._start, self._end = fresh, 0, held
 
@@ -311,7 +314,7 @@ class Decoder:
         body = self._pool.take(sum(sizes))
         self._message = Message(kind, header, body)
         self._bins = sizes
-        self._rest = memoryview(body)
+        self._rest = body.data
         self._open_bin(out)
 
     def _next_bin(self, out: list[Message]) -> bool:
@@ -367,8 +370,8 @@ def _unpack_head(head: bytes) -> list[Any]:
 
     try:
         check_claims(head)
-        array = unpack(head)
-    except (ValueError, TypeError, RecursionError) as error:
+        array: list[Any] = unpack(head)
+    except _MALFORMED as error:
         raise ProtocolError(f"a message head is not msgpack ({error!r}): {_shown(head)}") from error
     if type(array[0]) is not str or type(array[1]) is not dict:
         raise ProtocolError(f"a message must be [kind, header, ...], got {_shown(head)}")

@@ -8,6 +8,7 @@ by the builtin class they derive from.
 from __future__ import annotations
 
 import sys
+import types
 from typing import Any
 
 from tundish_client.errors import RemoteError
@@ -27,6 +28,9 @@ _NATIVE: tuple[tuple[type[BaseException], tuple[str, ...]], ...] = (
         ("msg", "filename", "lineno", "offset", "text", "end_lineno", "end_offset"),
     ),
 )
+
+# Attributes that are not kept in __dict__: slots, and those of builtin classes.
+_IN_C = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 # They end loops and programs: raised for a batch, they would be taken for that.
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt)
@@ -156,16 +160,17 @@ def _group(cls: type, args: list[Any], members: object) -> Exception:
     found = members if type(members) is list else []
     errors = [decode_exception(member) for member in found if type(member) is dict]
     message = args[0] if args and type(args[0]) is str else ""
-    exc: Exception = ExceptionGroup.__new__(cls, message, errors)  # type: ignore[type-var]
+    exc: Exception = ExceptionGroup.__new__(cls, message, errors)
     return exc
 
 
 def _set(exc: BaseException, name: str, value: object) -> None:
-    """Sets an attribute past any `__setattr__` or property of the class."""
+    """Sets an attribute without running any code of the class."""
+    place = next((vars(base)[name] for base in type(exc).__mro__ if name in vars(base)), None)
     try:
-        object.__setattr__(exc, name, value)
-    except Exception:
-        try:
+        if isinstance(place, _IN_C):
+            object.__setattr__(exc, name, value)
+        else:
             vars(exc)[name] = value
-        except Exception:
-            pass
+    except Exception:  # read-only, or of another type than the class wants
+        pass

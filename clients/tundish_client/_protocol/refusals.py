@@ -91,10 +91,14 @@ def _surrogate(value: str, path: str) -> str | None:
 
 
 def _dtype(value: Any, path: str) -> str | None:
-    if isinstance(value, np.str_):
+    if type(value) is np.str_:
         return _surrogate(str(value), path)
-    if isinstance(value, np.bytes_):
+    if type(value) is np.bytes_:
         return None
+    if isinstance(value, np.generic) and type(value) is not np.asarray(value).dtype.type:
+        return f"{path} is {_a(type(value))}, a subclass that would lose its type"
+    if type(value) is np.record:
+        return f"{path} is a numpy.record, which would come back as a numpy.void"
     dtype = getattr(value, "dtype", None)
     try:
         dtype_to_wire(np.asarray(value).dtype if dtype is None else dtype)

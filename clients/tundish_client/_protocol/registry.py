@@ -111,7 +111,7 @@ def _build(cls: type, payload: Any) -> object:
         if len(payload) != len(fields):
             raise TypeError(f"its fields here are {', '.join(fields)}")
         return tuple.__new__(cls, payload)
-    names = {field.name for field in dataclasses.fields(cls)}
+    names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if not payload.keys() <= names:
         raise TypeError(f"its fields here are {', '.join(sorted(names))}")
     # Neither __init__ nor __post_init__: the fields are as they were, and may be frozen.

@@ -203,7 +203,7 @@ class _Encoder:
         self.nbytes = (offset + len(data) + 63) & -64
         return offset
 
-    def list(self, value: list[Any], depth: int) -> Any:
+    def sequence(self, value: list[Any], depth: int) -> Any:
         kinds = set(map(type, value))
         if kinds <= _PLAIN:
             return value
@@ -226,11 +226,11 @@ class _Encoder:
         payload = [kind, len(value), where, self.put(data), len(data)]
         return ExtType(_COLUMN, self.pack(payload))
 
-    def tuple(self, value: tuple[Any, ...], depth: int) -> Any:
+    def pair(self, value: tuple[Any, ...], depth: int) -> Any:
         _deeper(depth)
-        return ExtType(_TUPLE, self.pack(self.list(list(value), depth + 1)))
+        return ExtType(_TUPLE, self.pack(self.sequence(list(value), depth + 1)))
 
-    def dict(self, value: dict[Any, Any], depth: int) -> Any:
+    def mapping(self, value: dict[Any, Any], depth: int) -> Any:
         _deeper(depth)
         lower = self.lower
         for key in value:
@@ -240,11 +240,13 @@ class _Encoder:
 
     def scalar(self, value: Any) -> bytes:
         """Packs [dtype, bytes]; the length of a numpy str or bytes is that of its data."""
-        if isinstance(value, np.str_):
+        if type(value) is np.str_:
             return self.pack(["str", str(value).encode()])
-        if isinstance(value, np.bytes_):
+        if type(value) is np.bytes_:
             return self.pack(["bytes", bytes(value)])
         array = np.asarray(value)
+        if type(value) is not array.dtype.type or type(value) is np.record:
+            _refuse(value)
         if array.dtype.names is not None:
             # As in a body: the holes of a structure carry no data.
             clean = np.zeros((), array.dtype)
@@ -276,9 +278,9 @@ _LOWER: dict[type, Callable[[_Encoder, Any, int], Any]] = {
     np.memmap: _Encoder.array,
     str: _Encoder.text,
     bytes: _Encoder.text,
-    list: _Encoder.list,
-    tuple: _Encoder.tuple,
-    dict: _Encoder.dict,
+    list: _Encoder.sequence,
+    tuple: _Encoder.pair,
+    dict: _Encoder.mapping,
 }
 
 # (dtype, shape, offset) -> (reference, aligned size): the same for every batch of a feed.
@@ -296,10 +298,12 @@ def _encode(value: Any, inline: bool) -> Encoded:
     encoder.reset(inline)
     try:
         packed = encoder.pack(encoder.lower(value, 0))
+        return Encoded(packed, encoder.nbytes, encoder.parts)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         _local.encoder = _Encoder()  # the packer may hold half a value
         raise TypeError(explain(value, error)) from error
-    return Encoded(packed, encoder.nbytes, encoder.parts)
+    finally:
+        encoder.parts = []  # the arrays belong to the result alone
 
 
 def encode_value(value: Any) -> Encoded:
