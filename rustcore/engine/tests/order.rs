@@ -108,6 +108,23 @@ fn stable_equals_its_reference() {
 }
 
 #[test]
+fn the_rows_of_the_specification_hold() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/order.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let block = page.split("```golden\n").nth(1).unwrap().split("```").next().unwrap();
+    assert!(block.lines().count() > 10);
+    for line in block.lines() {
+        let (place, expected) = line.split_once(": ").unwrap();
+        let words: Vec<&str> = place.split([' ', '=']).collect();
+        let number = |word: usize| words[word].parse().unwrap();
+        let order = build(words[0].parse().unwrap(), number(2), number(4), number(6));
+        for (position, index) in expected.split(' ').enumerate() {
+            assert_eq!(order.get(position as u64), index.parse().ok(), "{line}");
+        }
+    }
+}
+
+#[test]
 fn torch_orders_use_the_low_half_of_the_seed_only() {
     for order in Order::ALL.into_iter().filter(|order| order.name().starts_with("torch")) {
         assert_eq!(flat(order, 50, 7, 1), flat(order, 50, (5 << 32) + 7, 1), "{order}");
