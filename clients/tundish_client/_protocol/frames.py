@@ -386,7 +386,7 @@ def _checked_bins(sizes: object, bins: int, first: int) -> list[int]:
         or not all(type(size) is int and 0 < size < 2**32 for size in sizes)
     ):
         raise ProtocolError(f"`bins` must hold the sizes of {bins} bins, got {sizes!r:.80}")
-    return sizes
+    return list(sizes)
 
 
 def _shown(data: bytes | memoryview) -> str:
