@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tundish_client.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ def flag(name: str, value: Any) -> bool:
 def one_of(name: str, value: Any, known: Sequence[str]) -> str:
     """`value`, if it is one of the `known` names."""
     if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"{name}={_shown(value)} is unknown; known are {', '.join(map(repr, known))}")
+        raise ConfigError(
+            f"{name}={_shown(value)} is unknown; known are {', '.join(map(repr, known))}"
+        )
     return value
 
 
@@ -61,14 +64,18 @@ def check_dataset(dataset: Any) -> None:
     kind = type(dataset)
     name = f"dataset={_shown(dataset)}"
     if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
-        raise ConfigError(f"{name} is an iterable dataset; those are not supported yet, give one with __getitem__")
+        raise ConfigError(
+            f"{name} is an iterable dataset; those are not supported yet, give one with __getitem__"
+        )
     if not hasattr(kind, "__len__"):
         raise ConfigError(f"{name} has no __len__; a dataset needs __len__ and __getitem__")
     getters = [getattr(kind, method, None) for method in ("__getitem__", "__getitems__")]
     if getters == [None, None]:
         raise ConfigError(f"{name} has no __getitem__; a dataset needs __len__ and __getitem__")
     if any(map(inspect.iscoroutinefunction, getters)):
-        raise ConfigError(f"{name} has an async __getitem__; that is not supported yet, give a plain one")
+        raise ConfigError(
+            f"{name} has an async __getitem__; that is not supported yet, give a plain one"
+        )
 
 
 def _shown(value: Any) -> str:

@@ -26,6 +26,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+
 from tundish_client._protocol.values import Deferred
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ def collate(samples: Values, indices: Values | None = None, *, defer: bool = Fal
 class _Mismatch(Exception):
     """Something that can't be collated; collects the field's path while it unwinds."""
 
-    def __init__(self, error: type[Exception], *facts: tuple[int, str], way_out: str = _WAY_OUT) -> None:
+    def __init__(
+        self, error: type[Exception], *facts: tuple[int, str], way_out: str = _WAY_OUT
+    ) -> None:
         super().__init__(facts)
         self.error = error
         self.facts = facts
@@ -91,7 +94,9 @@ class _Mismatch(Exception):
         """The error for the user, in terms of dataset indices where they are known."""
         field = "".join(reversed(self.path))
         found = ", ".join(f"{what} in {_sample_name(at, indices)}" for at, what in self.facts)
-        return self.error(f"default_collate: field {field or '(the sample)'}: {found}; {self.way_out}")
+        return self.error(
+            f"default_collate: field {field or '(the sample)'}: {found}; {self.way_out}"
+        )
 
 
 def _sample_name(position: int, indices: Values | None) -> str:
@@ -172,7 +177,7 @@ def _common_dtype(arrays: Values) -> np.dtype[Any]:
     kinds = {dtype.kind for dtype in dtypes}
     if not (kinds <= set("biufc") or kinds in ({"S"}, {"U"})):
         _refuse_difference(arrays, lambda array: f"dtype {array.dtype}", TypeError)
-    target = np.result_type(*dtypes)
+    target: np.dtype[Any] = np.result_type(*dtypes)
     for array in arrays:
         if not _exact(array, target):
             _refuse_difference(arrays, lambda array: f"dtype {array.dtype}", TypeError)
@@ -234,7 +239,9 @@ def _tensor_array(tensor: Any, at: int) -> np.ndarray[Any, Any]:
         array: np.ndarray[Any, Any] = tensor.detach().numpy()
     except (TypeError, RuntimeError) as error:
         what = f"{tensor.dtype} tensor on {tensor.device}"
-        raise _Mismatch(TypeError, (at, what), way_out="return a CPU tensor that has .numpy()") from error
+        raise _Mismatch(
+            TypeError, (at, what), way_out="return a CPU tensor that has .numpy()"
+        ) from error
     return array
 
 
@@ -300,17 +307,19 @@ def _handler(value: Any) -> Handler:
 
 def _unknown(values: Values, _defer: bool) -> NoReturn:
     kind = type(values[0])
-    raise _Mismatch(TypeError, (0, f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")))
+    raise _Mismatch(
+        TypeError, (0, f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
+    )
 
 
 def _mixed(values: Values, defer: bool) -> Any:
-    """Values of several types: numbers and arrays promote, texts stay texts, all else is refused."""
+    """Values of several types: numbers promote, texts stay as they are, all else is refused."""
     handlers = {_EXACT.get(type(value)) or _handler(value) for value in values}
     if handlers <= _NUMERIC:
         return _arrays([_as_array(value, at, defer) for at, value in enumerate(values)], defer)
     if handlers == {_text} and len({isinstance(value, str) for value in values}) == 1:
         return list(values)
-    _refuse_difference(values, lambda value: type(value).__qualname__, TypeError)
+    return _refuse_difference(values, lambda value: type(value).__qualname__, TypeError)
 
 
 def _as_array(value: Any, at: int, defer: bool) -> Any:
@@ -369,7 +378,9 @@ _EXACT: dict[type, Handler] = {
     list: _sequences,
     dict: _dicts,
     **{
-        kind: _scalars for kind in set(np.sctypeDict.values()) if issubclass(kind, (np.number, np.bool_))
+        kind: _scalars
+        for kind in set(np.sctypeDict.values())
+        if issubclass(kind, (np.number, np.bool_))
     },
 }
 
@@ -384,4 +395,4 @@ _BY_CLASS: tuple[tuple[Any, Handler], ...] = (
     (dict, _dict_subclasses),
 )
 
-_NUMERIC: set[Handler] = {_arrays, _subarrays, _tensors, _scalars, _bools, _ints, _floats, _complexes}
+_NUMERIC = {_arrays, _subarrays, _tensors, _scalars, _bools, _ints, _floats, _complexes}

@@ -6,10 +6,10 @@ import operator
 from typing import Any
 
 import numpy as np
-from tundish_client.errors import ConfigError
-from tundish_client._protocol.dtypes import dtype_to_wire
 
 from tundish import _core
+from tundish_client._protocol.dtypes import dtype_to_wire
+from tundish_client.errors import ConfigError
 
 __all__ = ["ArrayDataset"]
 
@@ -52,7 +52,9 @@ class ArrayDataset:
         fields = arrays or tuple(named.values())
         if not fields:
             raise ConfigError("ArrayDataset needs at least one array, got none")
-        self._fields = tuple(_checked(label, field) for label, field in zip(labels, fields, strict=True))
+        self._fields = tuple(
+            _checked(label, field) for label, field in zip(labels, fields, strict=True)
+        )
         self._length = len(self._fields[0])
         for label, field in zip(labels, self._fields, strict=True):
             if len(field) != self._length:
@@ -77,7 +79,10 @@ class ArrayDataset:
 
     def __repr__(self) -> str:
         names = self._names or ("",) * len(self._fields)
-        fields = [f"{name and name + '='}{f.dtype}{list(f.shape)}" for name, f in zip(names, self._fields, strict=True)]
+        fields = [
+            f"{name and name + '='}{f.dtype}{list(f.shape)}"
+            for name, f in zip(names, self._fields, strict=True)
+        ]
         return f"ArrayDataset({', '.join(fields)})"
 
     def _sample_nbytes(self) -> int:
@@ -87,7 +92,7 @@ class ArrayDataset:
     def _native_source(self) -> _core.ArraySource | None:
         """The engine's own reader of these arrays; None where rows must go through Python."""
         names = self._names or (None,) * len(self._fields)
-        described: list[tuple[str | None, str, Array]] = []
+        described: list[tuple[str | None, str, Any]] = []
         for name, field in zip(names, self._fields, strict=True):
             dtype = _wire_name(field.dtype)
             if dtype is None:
@@ -109,7 +114,9 @@ def _checked(label: str, field: Array) -> Array:
             "fixed-size dtype, or write a dataset with __getitem__"
         )
     if field.ndim == 0:
-        raise ConfigError(f"ArrayDataset: field {label!r} has no first dimension to count samples by")
+        raise ConfigError(
+            f"ArrayDataset: field {label!r} has no first dimension to count samples by"
+        )
     if field.dtype.isnative or isinstance(field, np.memmap):
         return field
     return field.astype(field.dtype.newbyteorder("="))

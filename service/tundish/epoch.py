@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from itertools import starmap
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
-from tundish_client._protocol.values import resolve, unpack
-from tundish_client.errors import ConfigError, TundishError
 
 from tundish import _core
 from tundish.pump import Pump
 from tundish.workers import live_epochs
+from tundish_client import BatchInfo, BatchTimes, ConfigError, Position, TundishError
+from tundish_client._protocol.values import resolve, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,30 +24,11 @@ if TYPE_CHECKING:
 
     Cell = _core.Batch | _core.Failure | _core.End
 
-__all__ = ["BatchInfo", "Epoch", "Position"]
+__all__ = ["Epoch"]
 
 # Seconds of ready batches that `async for` hands out before it lets the loop turn.
 _BURST = 0.002
 _ONCE = ((),)
-
-
-class Position(NamedTuple):
-    """Where an epoch stands: the batch that comes next."""
-
-    epoch: int
-    batch: int
-
-
-class BatchInfo(NamedTuple):
-    """What is known of a batch: its number, its samples, when work on it began and ended.
-
-    ``times`` are nanoseconds since 1970: (claimed, ready).
-    """
-
-    epoch: int
-    batch: int
-    indices: list[int]
-    times: tuple[int, int]
 
 
 class Epoch:
@@ -57,7 +39,8 @@ class Epoch:
     at its end it says so at every call; after ``close`` every call is an error. Dropping the
     iterator, or leaving its ``with`` block, cancels the work.
 
-    ``for`` waits in the calling thread, ``async for`` never blocks the loop. One consumer at a time.
+    ``for`` waits in the calling thread; ``async for`` never blocks the loop. One consumer at a
+    time.
     """
 
     def __init__(self, loader: DataLoader, plan: _core.Plan, epoch: int, start: int) -> None:
@@ -66,13 +49,13 @@ class Epoch:
         self._epoch = epoch
         self._start = start
         self._next = start
-        self._cells = self._errors = 0
+        self._cells = self._errors = self._samples = 0
         self._last: _core.Batch | BatchInfo | None = None
         self._run: _core.Run | None = None
         self._over: str | None = None
         # Between the engine and the consumer's hands: see __next__.
         self._held: list[Cell] = []
-        self._tree: tuple[bytes | None, Any] = (None, None)
+        self._tree: tuple[bytes, Any] = (b"", None)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._release: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -93,7 +76,9 @@ class Epoch:
             ConfigError: with ``in_order=False``, where batches have no position.
         """
         if not self.loader.in_order:
-            raise ConfigError("in_order=False hands out batches as they are ready: there is no position")
+            raise ConfigError(
+                "in_order=False hands out batches as they are ready: there is no position"
+            )
         return Position(self._epoch, self._next)
 
     @property
@@ -106,14 +91,18 @@ class Epoch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Batches handed out so far (`errors` of them failed), and what padding and dropping cost."""
+        """Batches handed out so far, with their samples, and what padding and dropping cost.
+
+        `errors` of the batches failed; they count, and so do their samples.
+        """
         return {
             "batches": self._cells,
-            "errors": self._errors,
+            "samples": self._samples,
             "padded": self._plan.padded,
             "dropped": self._plan.dropped,
             "skipped": 0,
             "redelivered": 0,
+            "errors": self._errors,
         }
 
     def __repr__(self) -> str:
@@ -121,7 +110,10 @@ class Epoch:
         return f"<Epoch {self._epoch}: {state}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError("an Epoch can't be pickled or copied; keep its position and ask a loader for epoch(*position)")
+        raise TypeError(
+            "an Epoch can't be pickled or copied; keep its position, and ask a loader for "
+            "epoch(*position) where it goes on"
+        )
 
     # -- for ------------------------------------------------------------------------------------
 
@@ -159,15 +151,18 @@ class Epoch:
     async def _fill(self) -> None:
         loop = asyncio.get_running_loop()
         if self._waiter is not None:
-            raise RuntimeError("another task waits for this epoch's next batch already; give each task an epoch of its own")
+            raise RuntimeError(
+                "another task waits for this epoch's next batch already; "
+                "give each task an epoch of its own"
+            )
         if loop.time() - self._turned > _BURST:
             await asyncio.sleep(0)
             self._turned = loop.time()
         while not self._held:
-            if self._run is None or self._loop is not loop:
-                self._begin_async(loop)
-            assert self._run is not None
-            cell = self._run.take()
+            run = self._run
+            if run is None or self._loop is not loop:
+                run = self._begin_async(loop)
+            cell = run.take()
             if cell is not None:
                 self._held.append(cell)
                 return
@@ -181,17 +176,23 @@ class Epoch:
             self._waiter = None
             self._turned = loop.time()
 
-    def _begin_async(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _begin_async(self, loop: asyncio.AbstractEventLoop) -> _core.Run:
         """Open a run that wakes `loop`; one that was begun otherwise is given up for it."""
         self._check_open(StopAsyncIteration)
         if self._run is not None and not self.loader.in_order:
-            raise RuntimeError("this epoch was begun under `for` or on another loop, and in_order=False has no position to go on from")
+            raise RuntimeError(
+                "this epoch was begun under `for` or on another loop, and in_order=False has no "
+                "position to go on from here"
+            )
         self._stop()
         pump = Pump.of(loop)
         token = pump.register(_weak_call(self))
         self._loop = loop
         self._release = _releaser(pump, token, loop)
-        self._run = self.loader._run(self._plan, self._next, pooled=True, waker=pump.waker, token=token)
+        self._run = self.loader._run(
+            self._plan, self._next, pooled=True, waker=pump.waker, token=token
+        )
+        return self._run
 
     def _on_ready(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -207,38 +208,37 @@ class Epoch:
             self._end("at its end")
             raise stop
         if isinstance(cell, _core.Failure):
-            self._cells += 1
+            self._count(cell.batch)
             self._errors += 1
-            self._next = max(self._next, cell.batch + 1)
             error = cell.error
             del held[0]
             try:
                 raise error
             finally:
                 del error, cell  # the traceback holds this frame
-        if cell.packed is None:
-            self._last = cell
-            value = cell.object
-        else:
-            value = self._decode(cell)
-            self._last = self._describe(cell)
-        self._cells += 1
-        self._next = max(self._next, cell.batch + 1)
+        packed = cell.packed
+        value = None if packed is None else self._decode(cell, packed)
+        self._last = cell if packed is None else self._describe(cell)
+        self._count(cell.batch)
+        if packed is None:
+            value = cell.object  # taken once, and nothing that could fail comes after it
         del held[0]
         return value
 
-    def _decode(self, batch: _core.Batch) -> Any:
-        packed, tree = self._tree
-        if batch.packed != packed:
-            # All full batches of arrays look alike, so the tree is parsed once or twice an epoch.
-            packed = batch.packed
-            assert packed is not None
-            tree = unpack(packed)
-            self._tree = (packed, tree)
-        return resolve(tree, np.frombuffer(batch, np.uint8))
+    def _count(self, batch: int) -> None:
+        size = self.loader.batch_size
+        self._cells += 1
+        self._samples += min(size, self._plan.samples - batch * size)
+        self._next = max(self._next, batch + 1)
+
+    def _decode(self, batch: _core.Batch, packed: bytes) -> Any:
+        if packed != self._tree[0]:
+            # All full batches of arrays look alike, so this happens once or twice in an epoch.
+            self._tree = (packed, unpack(packed))
+        return resolve(self._tree[1], np.frombuffer(memoryview(batch), np.uint8))
 
     def _describe(self, batch: _core.Batch) -> BatchInfo:
-        return BatchInfo(self._epoch, batch.batch, batch.samples, batch.times)
+        return BatchInfo(self._epoch, batch.batch, batch.samples, BatchTimes(*batch.times))
 
     def _check_open(self, stop: type[Exception]) -> None:
         if self._over == "at its end":
@@ -274,22 +274,28 @@ class Epoch:
         """Like ``close``, for async code."""
         self.close()
 
-    def __enter__(self) -> Epoch:
+    def __enter__(self) -> Self:
         """The epoch itself."""
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Close it."""
         self.close()
 
-    async def __aenter__(self) -> Epoch:
+    async def __aenter__(self) -> Self:
         """The epoch itself."""
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Close it."""
         self.close()
@@ -300,7 +306,7 @@ class Epoch:
             self._stop()
 
     def _forget(self) -> Any:
-        """Part with a run whose threads a fork left behind; whoever gets it must keep it for ever."""
+        """Part with a run whose threads stayed in the parent of a fork, to be kept for ever."""
         mine = (self._run, self._held)
         if self._run is not None:
             self._over = "was begun before a fork, in the parent process, and stood"
@@ -325,7 +331,11 @@ def _releaser(pump: Pump, token: int, loop: asyncio.AbstractEventLoop) -> Callab
     """Takes the wake-up out of the pump, from whatever thread the epoch ends on."""
 
     def release() -> None:
-        if not loop.is_closed():
+        if asyncio._get_running_loop() is loop:
+            pump.unregister(token)
+            return
+        # A loop that is closed, or closes just now, takes its pump along.
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(pump.unregister, token)
 
     return release

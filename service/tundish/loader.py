@@ -6,14 +6,13 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from tundish_client.errors import ConfigError
-
 from tundish import _core
 from tundish.arguments import check_dataset, draw_seed, flag, integer, one_of, refuse_unsupported
 from tundish.datasets import ArrayDataset
 from tundish.epoch import Epoch
 from tundish.produce import Produce
 from tundish.workers import Workers, live_epochs
+from tundish_client.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +84,9 @@ class DataLoader:
         refuse_unsupported(sampler=sampler, batch_sampler=batch_sampler)
         check_dataset(dataset)
         if collate_fn is not None and not callable(collate_fn):
-            raise ConfigError(f"collate_fn={collate_fn!r} must be callable, or None for the default collate")
+            raise ConfigError(
+                f"collate_fn={collate_fn!r} must be callable, or None for the default collate"
+            )
         self.dataset: Final = dataset
         self.batch_size: Final = integer("batch_size", batch_size, 1, _MAX_BATCH)
         self.shuffle: Final = flag("shuffle", shuffle)
@@ -95,22 +96,28 @@ class DataLoader:
         self.seed: Final = draw_seed() if seed is None else integer("seed", seed, 0, 2**64 - 1)
         self.order: Final = one_of("order", order, ORDERS)
         self.in_order: Final = flag("in_order", in_order)
-        self.prefetch: Final = 2 if prefetch is None else integer("prefetch", prefetch, 0, _MAX_PREFETCH)
+        self.prefetch: Final = (
+            2 if prefetch is None else integer("prefetch", prefetch, 0, _MAX_PREFETCH)
+        )
         self._next_epoch = 0
         self._workers = Workers(max(1, self.num_workers))
         self._native = collate_fn is None and _is_native(dataset)
         self._arena: _core.Arena | None = None
         self._lock = threading.Lock()
         self._frozen = True
+
     def __setattr__(self, name: str, value: Any) -> None:
         if "_frozen" in self.__dict__ and not name.startswith("_"):
-            raise AttributeError(f"DataLoader.{name} is fixed; make a new DataLoader with {name}={value!r}")
+            raise AttributeError(
+                f"DataLoader.{name} is fixed; make a new DataLoader with {name}={value!r}"
+            )
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         return (
-            f"DataLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, shuffle={self.shuffle}, "
-            f"num_workers={self.num_workers}, seed={self.seed}, order={self.order!r})"
+            f"DataLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, "
+            f"shuffle={self.shuffle}, num_workers={self.num_workers}, seed={self.seed}, "
+            f"order={self.order!r})"
         )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -153,7 +160,8 @@ class DataLoader:
         Args:
             epoch: its number, from 0.
             start: the first batch; at most the number of batches.
-            rank, world_size: this consumer's share of a split epoch.
+            rank: which share of a split epoch this is, from 0.
+            world_size: how many shares there are.
             uneven: what happens to samples that don't divide by `world_size`: "pad" repeats some,
                 "drop" leaves some out, "keep" gives some ranks more.
 
@@ -169,7 +177,10 @@ class DataLoader:
         plan = self._new_plan(number, rank, world_size, uneven, self._samples())
         first = integer("start", start, 0, plan.batches)
         if first and not self.in_order:
-            raise ConfigError(f"start={first} needs in_order=True: batches as they are ready have no position to resume from")
+            raise ConfigError(
+                f"start={first} needs in_order=True: batches as they are ready have no position "
+                "to resume from"
+            )
         return Epoch(self, plan, number, first)
 
     def close(self) -> None:
@@ -195,12 +206,22 @@ class DataLoader:
     def _plan_order(self) -> str:
         return self.order if self.shuffle else "sequential"
 
-    def _new_plan(self, epoch: int, rank: int, world_size: int, uneven: str, samples: int) -> _core.Plan:
+    def _new_plan(
+        self, epoch: int, rank: int, world_size: int, uneven: str, samples: int
+    ) -> _core.Plan:
         world = integer("world_size", world_size, 1, 2**31 - 1)
         place = integer("rank", rank, 0, world - 1)
         mode = one_of("uneven", uneven, UNEVEN)
         plan = _core.Plan(
-            samples, self._plan_order, self.seed, epoch, self.batch_size, self.drop_last, place, world, mode
+            samples,
+            self._plan_order,
+            self.seed,
+            epoch,
+            self.batch_size,
+            self.drop_last,
+            place,
+            world,
+            mode,
         )
         if self.drop_last and samples and not plan.batches:
             warnings.warn(
@@ -211,7 +232,9 @@ class DataLoader:
             )
         return plan
 
-    def _plan(self, epoch: int, rank: int = 0, world_size: int = 1, uneven: str = "pad") -> _core.Plan:
+    def _plan(
+        self, epoch: int, rank: int = 0, world_size: int = 1, uneven: str = "pad"
+    ) -> _core.Plan:
         """The plan of one rank of an epoch, for the service."""
         return self._new_plan(epoch, rank, world_size, uneven, self._samples())
 
@@ -268,7 +291,9 @@ class DataLoader:
     def _own_arena(self) -> _core.Arena:
         with self._lock:
             if self._arena is None:
-                batch = self.dataset._sample_nbytes() * min(self.batch_size, max(1, len(self.dataset)))
+                batch = self.dataset._sample_nbytes() * min(
+                    self.batch_size, max(1, len(self.dataset))
+                )
                 in_flight = (max(1, self.num_workers) + self.prefetch) * batch
                 self._arena = _core.Arena(max(_ARENA_FLOOR, _ARENA_WINDOWS * in_flight))
             return self._arena
@@ -289,10 +314,14 @@ class DataLoader:
 
     def _fingerprint(self, world_size: int) -> dict[str, Any]:
         """What must be equal for a position to mean the same batch."""
+        samples = self._samples()
+        plan = _core.Plan(
+            samples, self._plan_order, self.seed, 0, self.batch_size, self.drop_last, 0, world_size
+        )
         return {
             "seed": self.seed,
-            "samples": self._samples(),
-            "order": self._plan_order,
+            "samples": samples,
+            "order": plan.order,
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
             "world_size": world_size,
@@ -300,7 +329,7 @@ class DataLoader:
 
 
 def _is_native(dataset: Any) -> bool:
-    """Whether the engine may read `dataset` itself: a subclass with its own __getitem__ is heeded."""
+    """Whether the engine may read `dataset` itself; what a subclass overrides is heeded."""
     kind = type(dataset)
     return (
         isinstance(dataset, ArrayDataset)

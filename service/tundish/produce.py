@@ -1,9 +1,9 @@
 """One batch from a Python dataset: fetch, collate, encode.
 
-``Produce`` is what the engine's workers call. Whatever user code raises in here belongs to this batch:
-ordinary exceptions keep their type and get a note saying where, and those that would end a loop or a
-process (StopIteration, SystemExit, ...) become a RuntimeError. Only what a signal handler raised in the
-main thread passes through unchanged, because it isn't the dataset's.
+``Produce`` is what the engine's workers call. Whatever user code raises in here belongs to this
+batch: ordinary exceptions keep their type and get a note saying where, and those that would end a
+loop or a process (StopIteration, SystemExit, ...) become a RuntimeError. Only what a signal handler
+raised in the main thread passes through unchanged, because it isn't the dataset's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from tundish_client._protocol.values import encode_value
 
 from tundish.collate import collate, default_collate
+from tundish_client._protocol.values import encode_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +63,7 @@ class Produce:
         self._getitems = getitems if callable(getitems) else None
 
     def __call__(self, indices: list[int], task: Task) -> Any:
-        """Make batch `task.batch`; its packed value with ``task.encode``, else the object itself."""
+        """Make batch `task.batch`: the packed value with ``task.encode``, else the object."""
         batch = self._batch(self._fetch(indices, task), indices, task)
         return self._encode(batch, indices, task) if task.encode else batch
 
@@ -78,7 +78,7 @@ class Produce:
         append = samples.append
         index = -1
         try:
-            for index in indices:  # noqa: B007 - the handler below names the last one
+            for index in indices:
                 append(dataset[index])
                 if cancelled is not None and cancelled():
                     raise _Cancelled
@@ -132,7 +132,9 @@ def _checked(result: Any, indices: list[int]) -> list[Any]:
         result = list(islice(iter(result), asked + 1))
     if len(result) != asked:
         more = "at least " if len(result) == asked + 1 else ""
-        raise ValueError(f"__getitems__ returned {more}{len(result)} samples, expected {asked}, {tail}")
+        raise ValueError(
+            f"__getitems__ returned {more}{len(result)} samples, expected {asked}, {tail}"
+        )
     return list(result)
 
 
@@ -152,7 +154,9 @@ def _settle(error: BaseException, where: str, task: Task) -> NoReturn:
         raise error
     place = f"{_NOTE}in {where}, batch {task.batch} of epoch {task.epoch}"
     if isinstance(error, _CONTROL):
-        wrapped = RuntimeError(f"{where} raised {_shown(error)}; it is an error of this batch, no more")
+        wrapped = RuntimeError(
+            f"{where} raised {_shown(error)}; it is an error of this batch, no more"
+        )
         wrapped.add_note(place)
         raise wrapped from error
     _annotate(error, place)
@@ -173,12 +177,12 @@ def _annotate(error: BaseException, place: str) -> None:
         if notes:
             notes[:] = [note for note in notes if not str(note).startswith(_NOTE)]
         error.add_note(place)
-    except Exception:  # noqa: S110 - an exception that refuses notes is still the user's exception
-        pass
+    except Exception:
+        pass  # an exception that refuses notes is still the user's exception
 
 
 def _from_signal(error: BaseException) -> bool:
-    """Whether a signal handler raised `error`, so that it is the process's and not the dataset's."""
+    """Whether a signal handler raised `error`: then it is the process's, not the dataset's."""
     if threading.get_ident() != threading.main_thread().ident:
         return False  # Python runs signal handlers in the main thread only
     handlers = set(_handler_codes())

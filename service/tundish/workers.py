@@ -25,7 +25,7 @@ live_epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
 
 _all: weakref.WeakSet[Workers] = weakref.WeakSet()
 _leaked: list[Any] = []
-_exiting = False
+_exiting = threading.Event()
 
 
 class Workers:
@@ -45,8 +45,8 @@ class Workers:
         """The running pool."""
         with self._lock:
             if self._pool is None:
-                if _exiting:
-                    raise RuntimeError("the interpreter is exiting: no worker can be started any more")
+                if _exiting.is_set():
+                    raise RuntimeError("the interpreter is exiting: workers can't start any more")
                 self._pool = _core.Pool(self._count, "tundish")
             return self._pool
 
@@ -65,15 +65,13 @@ class Workers:
 
 
 def _forget_all() -> None:
-    for epoch in list(live_epochs):
-        _leaked.append(epoch._forget())
+    _leaked.extend(epoch._forget() for epoch in list(live_epochs))
     for workers in list(_all):
         workers._forget()
 
 
 def _close_all() -> None:
-    global _exiting
-    _exiting = True
+    _exiting.set()
     for epoch in list(live_epochs):
         epoch.close()
     deadline = time.monotonic() + _EXIT_GRACE
