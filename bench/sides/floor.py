@@ -48,9 +48,8 @@ def serve(peer: socket.socket, slots: list[np.ndarray]) -> None:
         produce(peer, slots, batches)
 
 
-def epoch(number: int) -> Iterator[side.Pair]:
-    count = -(-len(FIELDS[1]) // args.batch)
-    ours.sendall(number.to_bytes(4, "little") + count.to_bytes(4, "little"))
+def received(count: int) -> Iterator[side.Pair]:
+    """The batches of an epoch; a slot goes back when the next batch is asked for."""
     x, y = FIELDS
     for i in range(count):
         message = ours.recv(8, socket.MSG_WAITALL)
@@ -64,9 +63,23 @@ def epoch(number: int) -> Iterator[side.Pair]:
             ours.send(bytes([slot]))
 
 
+def epoch(number: int) -> Iterator[side.Pair]:
+    count = -(-len(FIELDS[1]) // args.batch)
+    ours.sendall(number.to_bytes(4, "little") + count.to_bytes(4, "little"))
+    batches = received(count)
+    try:
+        # Not `yield from`, which would close it: what is left is read after the clock stopped.
+        for batch in batches:  # noqa: UP028
+            yield batch
+    finally:
+        for _ in batches:
+            pass
+
+
 args = side.arguments()
 FIELDS = side.load(args.data)
-size = -(-args.batch * sum(f[0].nbytes for f in FIELDS) // mmap.PAGESIZE + 1) * mmap.PAGESIZE
+size = args.batch * sum(f[0].nbytes for f in FIELDS)
+size = (size // mmap.PAGESIZE + 2) * mmap.PAGESIZE
 memory = os.memfd_create("floor")
 os.ftruncate(memory, SLOTS * size)
 views = [mmap.mmap(memory, size, offset=i * size) for i in range(SLOTS)]
