@@ -125,11 +125,11 @@ class ScriptedConnection:
         """Numbers of the open streams."""
         return list(self._core.streams)
 
-    def timeout(self) -> float | None:
+    def timeout(self) -> float:
         """Seconds until a silence ends, for the selector."""
         now = time.monotonic()
         ends = [p.silent_until - now for p in self._plays.values() if p.silent_until > now]
-        return max(0.0, min(ends, default=3600.0))
+        return min([3600.0, *ends])
 
     def shut(self) -> None:
         """Closes the connection without a word."""

@@ -20,6 +20,8 @@ from .streams import AsyncStream
 
 __all__ = ["AsyncClient"]
 
+_SEND = sockets.MSG_DONTWAIT | sockets.MSG_NOSIGNAL
+
 
 class _Link(asyncio.BufferedProtocol):
     """Between one transport and one connection; wakes those who wait for what has changed."""
@@ -49,7 +51,7 @@ class _Link(asyncio.BufferedProtocol):
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.core.eof_received() if exc is None else self.core.lose(ConnectionLost(str(exc)))
+        self.core.eof_received()  # a reset says no more than an end: what had come was read
         self._transport = None
         self.flush()
         if not self.gone.done():
@@ -58,8 +60,8 @@ class _Link(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """Sends what the core has to say, and wakes those it concerns. In the loop's thread."""
         core = self.core
-        if (out := core.data_to_send()) and self._transport is not None:
-            self._transport.write(b"".join(out))
+        if out := core.data_to_send():
+            self._write(b"".join(out))
         if self.segments is not None and self.segments.backlog:
             self.segments.flush()
         if core.changed:
@@ -68,6 +70,21 @@ class _Link(asyncio.BufferedProtocol):
                 if waiter is not None and not waiter.done():
                     waiter.set_result(None)
             core.changed.clear()
+
+    def _write(self, data: bytes) -> None:
+        """Sends past the transport, which would throw away what it has not read on EPIPE."""
+        transport = self._transport
+        if transport is None:
+            return
+        if not transport.get_write_buffer_size():
+            try:
+                data = data[self.sock.send(data, _SEND) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # the server is gone; what it had sent is still there to be read
+        if data:
+            transport.write(data)
 
     async def change(self, what: StreamState | Reply) -> None:
         """Waits until something has happened to a stream or reply. Cancelling it is harmless."""
