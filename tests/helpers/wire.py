@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
 from tundish_client._protocol.frames import Decoder, Message, encode_message
 from tundish_client._protocol.values import encode_samples, encode_value, resolve
 from tundish_client._protocol.wire_errors import decode_exception, encode_exception

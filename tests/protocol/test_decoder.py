@@ -8,9 +8,10 @@ import struct
 import msgpack
 import numpy as np
 import pytest
-from helpers.wire import MIB, batch_bytes, decoder, feed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from helpers.wire import MIB, batch_bytes, decoder, feed
 from tundish_client._protocol.connection import CLIENT_LIMITS, SERVER_LIMITS, Connection, Limits
 from tundish_client._protocol.frames import Decoder, Message, encode_message, frame
 from tundish_client._protocol.scan import check_claims
@@ -27,7 +28,9 @@ def messages(draw):
     kind, header, body = draw(KINDS), draw(HEADERS), draw(BODIES)
     header.pop("bins", None)
     # A small max_bin would make thousands of bins of a long body.
-    max_bin = draw(st.integers(max(1, len(body or b"") // 50), 400)) if len(body or b"") < 9000 else 2**31
+    max_bin = (
+        draw(st.integers(max(1, len(body or b"") // 50), 400)) if len(body or b"") < 9000 else 2**31
+    )
     return kind, header, body, max_bin
 
 
@@ -318,7 +321,9 @@ class TestConnection:
     def test_peer_limits_are_checked_before_queueing(self):
         connection = Connection(SERVER_LIMITS)
         connection.peer_limits = Limits(head=100, body=10)
-        with pytest.raises(ValueError, match=r"head of BATCH takes \d+ bytes, the peer accepts 100"):
+        with pytest.raises(
+            ValueError, match=r"head of BATCH takes \d+ bytes, the peer accepts 100"
+        ):
             connection.send("BATCH", {"stream": "x" * 100})
         with pytest.raises(ValueError, match="body of BATCH takes 11 bytes, the peer accepts 10"):
             connection.send("BATCH", {}, None, memoryview(bytes(11)))

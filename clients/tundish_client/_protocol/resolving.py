@@ -16,7 +16,7 @@ from .registry import build_object
 
 __all__ = ["Ref", "resolve"]
 
-MAX_DEPTH = 80  # a little more than encoders allow themselves
+MAX_DEPTH = 140  # twice what encoders allow themselves: a tuple is an extension and an array
 _CACHED = 4096
 
 Body = np.ndarray[Any, np.dtype[np.uint8]]

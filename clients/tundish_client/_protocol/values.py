@@ -164,7 +164,7 @@ class _Encoder:
             _refuse(value)
         _deeper(depth)
         *names, payload = described
-        return ExtType(_OBJECT, self.pack([*names, self.lower(payload, depth + 1)]))
+        return ExtType(_OBJECT, self.pack([*names, self.lower(payload, depth)]))
 
     def array(self, value: Any, _depth: int) -> Any:
         """References an array; it is written into the body later."""
@@ -228,7 +228,7 @@ class _Encoder:
 
     def pair(self, value: tuple[Any, ...], depth: int) -> Any:
         _deeper(depth)
-        return ExtType(_TUPLE, self.pack(self.sequence(list(value), depth + 1)))
+        return ExtType(_TUPLE, self.pack(self.sequence(list(value), depth)))
 
     def mapping(self, value: dict[Any, Any], depth: int) -> Any:
         _deeper(depth)
