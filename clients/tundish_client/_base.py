@@ -51,7 +51,6 @@ class Opening:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             sock.connect(path)
-            sock.sendall(b"".join(self.core.data_to_send()))
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
             sock.close()
             self._reason = _reason(error)
@@ -59,9 +58,8 @@ class Opening:
         except OSError as error:
             sock.close()
             raise ConnectError(f"cannot connect to {path!r}: {error.strerror or error}") from error
-        except BaseException:
-            sock.close()
-            raise
+        with contextlib.suppress(OSError):  # gone already: what it said is there to be read
+            sock.send(b"".join(self.core.data_to_send()), socket.MSG_NOSIGNAL)
         self._deadline = max(self._deadline, time.monotonic() + _LEAST_HANDSHAKE)
         return sock
 
@@ -110,8 +108,8 @@ class Opening:
             )
         except BlockingIOError:
             return False
-        except OSError as error:
-            raise ConnectError(f"the peer at {self._options.path!r} hung up: {error}") from error
+        except OSError:  # a reset says no more than an end
+            n, ancillary = 0, []
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._fds += memoryview(data[: len(data) // 4 * 4]).cast("i").tolist()
