@@ -1,0 +1,121 @@
+"""Options of the server.
+
+An argument wins over its `TUNDISH_...` variable, the variable over the default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from tundish_client.errors import ConfigError
+
+__all__ = ["ServeConfig", "default_memory_limit", "parse_bytes", "parse_mode", "parse_uids"]
+
+MIB = 2**20
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+
+
+def parse_bytes(value: Any) -> Any:
+    """Reads a number of bytes: `1073741824`, `"1GiB"`, `"1.5g"` (units are powers of 1024)."""
+    if isinstance(value, str):
+        found = _BYTES.fullmatch(value.strip())
+        if found is None:
+            raise ValueError("expected a number of bytes, such as 1073741824 or 1GiB")
+        return int(float(found[1]) * _UNITS[found[2].lower()])
+    return value
+
+
+def parse_mode(value: Any) -> Any:
+    """Reads permission bits: a string is octal, `"0660"`; an int is taken as it is."""
+    if isinstance(value, str):
+        try:
+            return int(value.removeprefix("0o"), 8)
+        except ValueError:
+            raise ValueError("expected permission bits in octal, such as 0600") from None
+    return value
+
+
+def parse_uids(value: Any) -> Any:
+    """Reads user ids: a string has them separated by commas."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+class ServeConfig(BaseSettings):
+    """How to serve. Frozen.
+
+    Attributes:
+        socket: Path of the socket; None for the default (see `tundish_client.default_socket`).
+        socket_mode: Permission bits of the socket.
+        allowed_uids: Users besides this one and root that may connect.
+        memory_limit: Bytes that batches may take in all; by default a quarter of what is
+            available to this process, at most 4 GiB.
+        lease_quota: Slots of shared memory a client may hold before it gets its batches inline;
+            0 turns shared memory off.
+        loop: Event loop of `tundish serve`.
+        log_level: Level of the log of `tundish serve`.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="TUNDISH_", frozen=True, extra="forbid")
+
+    socket: str | os.PathLike[str] | None = None
+    socket_mode: Annotated[int, BeforeValidator(parse_mode), Field(ge=0, le=0o777)] = 0o600
+    allowed_uids: Annotated[tuple[int, ...], NoDecode, BeforeValidator(parse_uids)] = ()
+    memory_limit: Annotated[int, BeforeValidator(parse_bytes), Field(ge=MIB)] | None = None
+    lease_quota: Annotated[int, Field(ge=0)] = 64
+    loop: Literal["asyncio", "uvloop"] = "uvloop"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """Makes a configuration of the options that were given; those that are None were not.
+
+        Raises:
+            ConfigError: An option or a variable has a value that can't be used.
+        """
+        try:
+            return cls(**{key: value for key, value in given.items() if value is not None})
+        except ValidationError as error:
+            raise ConfigError(_explain(error, given)) from None
+
+
+def _explain(error: ValidationError, given: dict[str, Any]) -> str:
+    parts = []
+    for item in error.errors(include_url=False):
+        name = str(item["loc"][0]) if item["loc"] else "options"
+        if given.get(name) is None:
+            name = f"TUNDISH_{name.upper()}"
+        message = item["msg"].removeprefix("Value error, ")
+        parts.append(f"{name}={item['input']!r}: {message}")
+    return "; ".join(parts)
+
+
+def default_memory_limit() -> int:
+    """A quarter of the memory available to this process, between 64 MiB and 4 GiB."""
+    available = min(_available(), _group_limit())
+    return max(64 * MIB, min(available // 4, 4096 * MIB))
+
+
+def _available() -> int:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 4096 * MIB
+
+
+def _group_limit() -> int:
+    """What this process's control group may use, if that is limited."""
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 2**62

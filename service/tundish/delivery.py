@@ -1,0 +1,231 @@
+"""One stream being served: from its run's cells to messages, as far as credits allow."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from tundish._core import Batch, Failure
+from tundish_client._protocol.asking import ServerStream
+from tundish_client.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tundish.loader import DataLoader
+    from tundish.session import Session
+
+__all__ = ["Delivery"]
+
+BURST = 32
+"""Cells sent before other streams get their turn."""
+
+_FOR_LOADER, _FOR_CONSUMER, _OPENING = 0, 1, 2
+
+
+class Delivery:
+    """A stream, its run, and what of it has been sent.
+
+    Attributes:
+        stream: The stream as the protocol sees it: credits, counts, position.
+        feed: Name of the feed.
+        over: Nothing more will be sent.
+        total: Cells from `start` to the end of the epoch.
+        waits: Seconds the consumer waited for the loader, and the loader for the consumer.
+    """
+
+    def __init__(
+        self, session: Session, stream: ServerStream, feed: str, loader: DataLoader
+    ) -> None:
+        """Opens the run and sends START.
+
+        Raises:
+            ConfigError: The epoch can't be served as asked.
+            BaseException: What `len(dataset)` raised.
+        """
+        self.stream = stream
+        self.feed = feed
+        self._session = session
+        fingerprint = loader._fingerprint(stream.world_size)
+        _compare(stream.fingerprint, fingerprint)
+        plan = loader._plan(stream.epoch, stream.rank, stream.world_size, stream.uneven)
+        _check_start(stream, plan.batches, loader)
+        self.total = plan.batches - stream.start
+        self._plan = plan
+        self.over = False
+        self._again = False
+        self.waits = [0.0, 0.0, 0.0]
+        self._waiting = _OPENING
+        self._since = time.perf_counter()
+        self._token = session.pump.register(self.move)
+        try:
+            self.run = loader._open(
+                stream.epoch,
+                start=stream.start,
+                rank=stream.rank,
+                world_size=stream.world_size,
+                uneven=stream.uneven,
+                arena=session.arena,
+                waker=session.pump.waker,
+                token=self._token,
+                plan=plan,
+            )
+        except BaseException:
+            session.pump.unregister(self._token)
+            raise
+        session.conn.start_stream(
+            stream,
+            {
+                "feed": feed,
+                "batches": plan.batches,
+                "samples": plan.samples,
+                "padded": plan.padded,
+                "dropped": plan.dropped,
+                "fingerprint": fingerprint,
+            },
+        )
+
+    def move(self) -> None:
+        """Sends what is ready, as far as credits and the socket allow, and writes it out."""
+        session = self._session
+        try:
+            self._fill()
+        except Exception as error:
+            session.broken(error)
+            return
+        session.flush()
+
+    def _fill(self) -> None:
+        """Queues messages; the caller writes them."""
+        stream, session = self.stream, self._session
+        waiting = _FOR_CONSUMER
+        for _ in range(BURST):
+            if self.over:
+                return
+            if stream.sent == self.total:
+                self._end()
+                return
+            if not stream.ready or session.congested:
+                break
+            cell = self.run.take()
+            if cell is None:
+                waiting = _FOR_LOADER
+                break
+            self._send(cell)
+        else:
+            self._turn()
+        self._wait(waiting)
+
+    def _turn(self) -> None:
+        """Goes on after the others had their turn."""
+        if not self._again:
+            self._again = True
+            self._session.loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._again = False
+        self.move()
+
+    def _send(self, cell: Any) -> None:
+        conn, stream = self._session.conn, self.stream
+        if type(cell) is Batch:
+            samples = (cell.nbytes - cell.samples_offset) // 8
+            try:
+                self._session.send_batch(stream, cell, samples)
+            except ValueError as error:  # over the client's limits
+                conn.batch_error(stream, cell.batch, error, cell.samples)
+        elif type(cell) is Failure:
+            conn.batch_error(stream, cell.batch, cell.error, cell.samples)
+        else:
+            message = f"the run ended after {stream.sent} of {self.total} batches"
+            self.fail(RuntimeError(message))
+
+    def _end(self) -> None:
+        stream, plan = self.stream, self._plan
+        self.close()
+        self._session.conn.end_stream(
+            stream,
+            {
+                "batches": stream.sent,
+                "samples": stream.samples,
+                "padded": plan.padded,
+                "dropped": plan.dropped,
+                "skipped": 0,
+                "redelivered": 0,
+                "errors": stream.errors,
+            },
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the stream with an error."""
+        self.close()
+        self._session.conn.stream_error(self.stream, error)
+
+    def close(self) -> None:
+        """Stops the run. Workers stop before the next sample."""
+        if not self.over:
+            self.over = True
+            self._session.deliveries.pop(self.stream.number, None)
+            self._session.pump.unregister(self._token)
+            self.run.cancel()
+
+    def _wait(self, waiting: int) -> None:
+        if waiting != self._waiting:
+            now = time.perf_counter()
+            self.waits[self._waiting] += now - self._since
+            self._since, self._waiting = now, waiting
+
+    def stats(self) -> dict[str, Any]:
+        """This stream's counters, for STATS."""
+        now = time.perf_counter()
+        waits = list(self.waits)
+        waits[self._waiting] += now - self._since
+        stream, counts = self.stream, self.run.stats()
+        return {
+            "stream": stream.number,
+            "feed": self.feed,
+            "epoch": stream.epoch,
+            "start": stream.start,
+            "rank": stream.rank,
+            "world_size": stream.world_size,
+            "total": self.total,
+            "produced": counts["produced"],
+            "delivered": stream.sent,
+            "acked": stream.acked,
+            "errors": stream.errors,
+            "bytes": stream.sent_bytes,
+            "queued": counts["ready"],
+            "lag": stream.start + stream.sent - (stream.acked + 1),
+            "credits": {"batches": stream.batches, "bytes": stream.bytes},
+            "consumer_wait": waits[_FOR_LOADER] + waits[_OPENING],
+            "loader_wait": waits[_FOR_CONSUMER],
+        }
+
+    def run_stats(self) -> dict[str, Any]:
+        """The run's counters, for STATS."""
+        return {
+            "feed": self.feed,
+            "epoch": self.stream.epoch,
+            "start": self.stream.start,
+            **self.run.stats(),
+        }
+
+
+def _compare(theirs: dict[str, Any] | None, ours: dict[str, Any]) -> None:
+    """Refuses a returning client whose position would mean another batch here."""
+    for key, value in (theirs or {}).items():
+        if key in ours and ours[key] != value:
+            raise ConfigError(
+                f"this stream began with {key}={value!r}, the feed now has {key}={ours[key]!r}: "
+                "its position would mean another batch"
+            )
+
+
+def _check_start(stream: ServerStream, batches: int, loader: DataLoader) -> None:
+    if stream.start > batches:
+        raise ConfigError(
+            f"start={stream.start} is beyond the epoch's end, it has {batches} batches"
+        )
+    if stream.start and not loader.in_order:
+        raise ConfigError(
+            f"start={stream.start} needs a feed with in_order=True: batches as they are ready have "
+            "no position to resume from"
+        )

@@ -1,0 +1,229 @@
+"""Slots lent to one client, and the side channel on which they come back.
+
+A lease is the `Batch` object itself: as long as it is in the table its slot isn't reused. It leaves
+the table when the client returns the slot, or when the side channel has hung up everywhere, which
+the kernel tells when no process holds the client's end any more. That the main socket is gone says
+nothing about who still looks at the slots: until then they are quarantined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import select
+import socket
+import struct
+from collections.abc import Callable
+
+from tundish._core import Arena, Batch
+from tundish_client.errors import ProtocolError
+
+__all__ = ["Leases", "Retiring"]
+
+_log = logging.getLogger("tundish.server")
+
+_RECORD = struct.Struct("<IIIIQ")
+_RELEASE = 1
+_DROPPED = 2
+_SEGMENT = 3
+_PACKET = 64 * 1024 // _RECORD.size * _RECORD.size
+_PACKETS = 256
+_SEND = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+Slot = tuple[int, int, int]
+
+
+class Leases:
+    """The leases of one client. Lives on the loop's thread.
+
+    Attributes:
+        client_end: The end of the channel that goes to the client; close it once sent.
+        usable: Whether batches may be lent. False once the channel hung up, and in quarantine.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        arena: Arena,
+        *,
+        quota: int,
+        on_change: Callable[[Leases], None],
+        on_drop: Callable[[Leases, int], None],
+    ) -> None:
+        """Opens the side channel.
+
+        Args:
+            loop: The running loop.
+            arena: Where the slots are.
+            quota: Slots this client may hold at a time.
+            on_change: Called when the channel has hung up, and when the client broke its rules.
+            on_drop: Called with a segment that the client has unmapped.
+        """
+        self._loop = loop
+        self._arena = arena
+        self._quota = quota
+        self._on_change = on_change
+        self._on_drop = on_drop
+        self._lent: dict[Slot, Batch] = {}
+        self._segments: set[int] = set()
+        self._side, self.client_end = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+        )
+        self._watched: int | None = self._side.fileno()
+        self.usable = True
+        self.failed: ProtocolError | None = None
+        loop.add_reader(self._watched, self._readable)
+
+    def __len__(self) -> int:
+        return len(self._lent)
+
+    @property
+    def segments(self) -> frozenset[int]:
+        """Segments that the client has."""
+        return frozenset(self._segments)
+
+    @property
+    def over(self) -> bool:
+        """Whether the channel has hung up everywhere: nobody looks at any slot any more."""
+        return self._watched is None
+
+    def room(self) -> bool:
+        """Whether another slot may be lent."""
+        return self.usable and len(self._lent) < self._quota
+
+    def knows(self, segment: int) -> bool:
+        """Whether the client has this segment."""
+        return segment in self._segments
+
+    def introduce(self, segment: int) -> int | None:
+        """Sends a segment's file on the side channel.
+
+        Returns:
+            The segment's bytes, to be announced by SEGMENT before its first batch; None when the
+            channel has no room now: send this batch inline.
+        """
+        record = _RECORD.pack(_SEGMENT, segment, 0, 0, 0)
+        try:
+            fd, nbytes = self._arena.segment_fd(segment), self._arena.segment_bytes(segment)
+            socket.send_fds(self._side, [record], [fd], _SEND)
+        except (OSError, KeyError):
+            return None
+        self._segments.add(segment)
+        return nbytes
+
+    def lend(self, batch: Batch, slot: Slot) -> None:
+        """Keeps `batch` until its slot is returned."""
+        self._lent[slot] = batch
+
+    def take_back(self, slot: Slot) -> None:
+        """Takes a slot back; an unknown or repeated return does nothing."""
+        self._lent.pop(slot, None)
+
+    def __del__(self) -> None:
+        # A loop that was closed never tells us of a hang-up; the sockets still have to go.
+        for sock in (self._side, self.client_end):
+            with contextlib.suppress(OSError):
+                sock.close()
+
+    def quarantine(self) -> None:
+        """The main socket is gone: lend no more, wait for the side channel to hang up."""
+        self.usable = False
+        self.client_end.close()
+
+    def close(self) -> None:
+        """Ends the channel, whoever may still look at the slots: for a server that ends."""
+        self.usable = False
+        self._unwatch()
+        self._lent.clear()
+        self._segments.clear()
+
+    def _unwatch(self) -> None:
+        if self._watched is not None:
+            self._loop.remove_reader(self._watched)
+            self._watched = None
+            self._side.close()
+        with contextlib.suppress(OSError):
+            self.client_end.close()
+
+    def _readable(self) -> None:
+        for _ in range(_PACKETS):
+            try:
+                packet = self._side.recv(_PACKET)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if packet:
+                self._records(packet)
+            elif self._hung_up():
+                self.close()
+                self._on_change(self)
+                return
+
+    def _hung_up(self) -> bool:
+        # An empty packet reads like the end; only the kernel's word counts.
+        poll = select.poll()
+        poll.register(self._side, select.POLLIN)
+        return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
+
+    def _records(self, packet: bytes) -> None:
+        whole = len(packet) - len(packet) % _RECORD.size
+        lent = self._lent
+        for kind, segment, slot, _, generation in _RECORD.iter_unpack(packet[:whole]):
+            if kind == _RELEASE:
+                lent.pop((segment, slot, generation), None)
+            elif kind == _DROPPED:
+                self._segments.discard(segment)
+                self._on_drop(self, segment)
+            else:
+                whole = -1
+                break
+        if whole != len(packet) and self.failed is None:
+            self.failed = ProtocolError(f"the side channel got a malformed record: {packet[:24]!r}")
+            self._on_change(self)
+
+
+class Retiring:
+    """Segments on their way out: gone when every client has unmapped them.
+
+    Attributes:
+        waiting: Segment to the leases whose client still has it mapped.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self.waiting: dict[int, set[Leases]] = {}
+
+    def look(self, holders: dict[Leases, Callable[[int], None]]) -> None:
+        """Starts on newly retired segments.
+
+        Args:
+            holders: All leases, with what asks their client to unmap a segment.
+        """
+        for segment in self._arena.retired():
+            if segment in self.waiting:
+                continue
+            having = {leases for leases in holders if leases.knows(segment)}
+            self.waiting[segment] = having
+            for leases in having:
+                holders[leases](segment)
+            self._settle(segment)
+
+    def dropped(self, leases: Leases, segment: int) -> None:
+        """A client has unmapped a segment."""
+        having = self.waiting.get(segment)
+        if having is not None:
+            having.discard(leases)
+            self._settle(segment)
+
+    def gone(self, leases: Leases) -> None:
+        """A client has hung up: it has nothing mapped any more."""
+        for segment in list(self.waiting):
+            self.dropped(leases, segment)
+
+    def _settle(self, segment: int) -> None:
+        if not self.waiting[segment]:
+            del self.waiting[segment]
+            if not self._arena.drop_segment(segment):
+                _log.debug("segment %d is still in use, kept", segment)

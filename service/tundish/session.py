@@ -1,0 +1,291 @@
+"""One client's connection: the protocol on a socket, its streams and its leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from tundish._core import Batch
+from tundish.delivery import Delivery
+from tundish.leases import Leases
+from tundish.outbox import Outbox
+from tundish.pump import Pump
+from tundish_client._protocol.asking import (
+    Cancelled,
+    EpochAsked,
+    Event,
+    FeedsAsked,
+    Granted,
+    HelloReceived,
+    Released,
+    ServerStream,
+    StatsAsked,
+)
+from tundish_client._protocol.server import ServerConnection
+
+if TYPE_CHECKING:
+    from tundish.server import Server
+
+__all__ = ["Session"]
+
+HELLO_TIMEOUT = 10.0
+"""Seconds a client has for its HELLO; after it, it may be silent for as long as it likes."""
+
+MAX_WAITING = 4096
+"""Buffers that may wait to be written before no more requests are read."""
+
+_log = logging.getLogger("tundish.server")
+
+
+class Session:
+    """Drives one `ServerConnection`. Lives on the loop's thread; nothing in it waits.
+
+    The socket is read and written here rather than by a transport: file descriptors ride on
+    messages, bodies are written from where they lie, and the side channel is watched the same way.
+
+    Attributes:
+        conn: The protocol.
+        deliveries: Streams being served, by their number.
+        leases: Slots the client holds, None before HELLO and without shared memory.
+        name: The client, for logs.
+    """
+
+    def __init__(self, server: Server, sock: socket.socket, pid: int) -> None:
+        self.server = server
+        self.loop: asyncio.AbstractEventLoop = server.loop
+        self.pump: Pump = server.pump
+        self.arena = server.arena
+        self.conn = ServerConnection()
+        self.deliveries: dict[int, Delivery] = {}
+        self.leases: Leases | None = None
+        self.name = f"pid {pid}"
+        self.client = {"name": "?", "pid": pid}
+        self._sock = sock
+        self._outbox = Outbox(self.loop, sock, self._room, self._lost)
+        self._reading = False
+        self._closed = False
+        self._deadline = self.loop.call_later(HELLO_TIMEOUT, self._silent)
+        self._read(True)
+
+    @property
+    def congested(self) -> bool:
+        """Whether bytes wait for the client to read."""
+        return self._outbox.nbytes > 0
+
+    # In
+
+    def _read(self, wanted: bool) -> None:
+        if wanted == self._reading:
+            return
+        self._reading = wanted
+        if wanted:
+            self.loop.add_reader(self._sock.fileno(), self._readable)
+        else:
+            self.loop.remove_reader(self._sock.fileno())
+
+    def _readable(self) -> None:
+        conn = self.conn
+        try:
+            n = self._sock.recv_into(conn.get_buffer(), 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lost(error)
+            return
+        if not n:
+            self._ended()
+            return
+        try:
+            for event in conn.receive(n):
+                self._handle(event)
+        except Exception as error:
+            self.broken(error)
+            return
+        self.flush()
+        if conn.failed is not None:
+            self.close(f"closed: {conn.failed}")
+
+    def _ended(self) -> None:
+        self.conn.eof_received()
+        if self.conn.failed is not None:
+            self.close(f"closed: {self.conn.failed}")
+        elif self.deliveries:
+            self.close(f"left with {len(self.deliveries)} open streams")
+        else:
+            self.close(None)
+
+    def _handle(self, event: Event) -> None:
+        if type(event) is Granted:
+            delivery = self.deliveries.get(event.stream.number)
+            if delivery is not None:
+                delivery._fill()
+        elif type(event) is EpochAsked:
+            self._open(event.stream)
+        elif type(event) is Cancelled:
+            delivery = self.deliveries.get(event.stream.number)
+            if delivery is not None:
+                delivery.close()
+        elif type(event) is Released:
+            if self.leases is not None:
+                self.leases.take_back((event.segment, event.slot, event.generation))
+        elif type(event) is HelloReceived:
+            self._welcome(event)
+        else:
+            self._answer(event)
+
+    def _answer(self, event: FeedsAsked | StatsAsked) -> None:
+        """Requests about the server as a whole."""
+        kind = "FEEDS" if type(event) is FeedsAsked else "STATS"
+        try:
+            content = self.server.describe() if kind == "FEEDS" else self.server.stats()
+        except BaseException as error:  # what `len(dataset)` may raise
+            self.conn.request_error(event.request, error)
+            return
+        self.conn.send(kind, {"request": event.request, kind.lower(): content})
+
+    def _welcome(self, hello: HelloReceived) -> None:
+        self._deadline.cancel()
+        self.name = f"{hello.name!r} (pid {self.client['pid']})"
+        self.client["name"] = hello.name
+        shared = hello.shared_memory and self.server.lease_quota > 0
+        identity = {"name": "tundish", "pid": os.getpid()}
+        self.conn.welcome(identity, self.server.instance, shared_memory=shared)
+        if shared:
+            self.leases = Leases(
+                self.loop,
+                self.arena,
+                quota=self.server.lease_quota,
+                on_change=self._side_changed,
+                on_drop=self.server.retiring.dropped,
+            )
+            end = self.leases.client_end
+            self._outbox.write_with_fd(self.conn.data_to_send(), end.fileno())
+            end.close()
+        _log.info("%s connected", self.name)
+
+    def _side_changed(self, leases: Leases) -> None:
+        if leases.over:
+            self.server.leases_over(leases)
+        if leases.failed is not None and not self._closed:
+            self.close(f"closed: {leases.failed}")
+
+    def _silent(self) -> None:
+        self.close(f"closed: no HELLO within {HELLO_TIMEOUT:g} s")
+
+    # Streams
+
+    def _open(self, stream: ServerStream) -> None:
+        try:
+            feed, loader = self.server.feed(stream.feed)
+            delivery = Delivery(self, stream, feed, loader)
+        except BaseException as error:  # user code: SystemExit must not end the server
+            self.conn.stream_error(stream, error)
+            return
+        self.deliveries[stream.number] = delivery
+        _log.debug("%s: stream %d, epoch %d of %s", self.name, stream.number, stream.epoch, feed)
+        delivery._fill()
+
+    def send_batch(self, stream: ServerStream, batch: Batch, samples: int) -> None:
+        """Lends a batch to the client if that is possible, else sends its bytes.
+
+        Raises:
+            ValueError: The batch is over the client's limits; nothing was sent.
+        """
+        leases, segment = self.leases, batch.segment
+        if segment is None:  # the arena is full: is there something to be given back?
+            self.server.retire_segments()
+        elif (
+            leases is not None
+            and stream.shared_memory
+            and leases.room()
+            and (leases.knows(segment) or self._introduce(leases, segment))
+        ):
+            self.conn.lend_batch(stream, batch, samples)
+            leases.lend(batch, (segment, batch.slot or 0, batch.generation or 0))
+            return
+        self.conn.send_batch(stream, batch, memoryview(batch), samples)
+        self.flush()  # so that `congested` speaks of these bytes too
+
+    def _introduce(self, leases: Leases, segment: int) -> bool:
+        nbytes = leases.introduce(segment)
+        if nbytes is None:
+            return False
+        self.conn.send("SEGMENT", {"segment": segment, "bytes": nbytes})
+        return True
+
+    def retire(self, segment: int) -> None:
+        """Asks the client to unmap a segment."""
+        if not self._closed:
+            self.conn.send("SEGMENT_DROP", {"segment": segment})
+            self.flush()
+
+    # Out
+
+    def flush(self) -> None:
+        """Writes what the protocol has queued."""
+        if self._closed:
+            return
+        try:
+            self._outbox.write(self.conn.data_to_send())
+        except OSError as error:
+            self._lost(error)
+            return
+        if len(self._outbox) > MAX_WAITING:
+            self._read(False)
+
+    def _room(self) -> None:
+        """Nothing waits to be written any more."""
+        self._read(True)
+        for delivery in list(self.deliveries.values()):
+            if not self.congested:
+                delivery.move()
+
+    # The end
+
+    def goodbye(self, reason: str) -> None:
+        """Says GOAWAY and closes, without waiting for the client."""
+        if self._closed:
+            return
+        try:
+            self.conn.goaway(reason)
+            self.flush()
+        except Exception as error:
+            _log.debug("%s: no GOAWAY: %s", self.name, error)
+        self.close(None)
+
+    def _lost(self, error: OSError) -> None:
+        self.close(f"lost: {error.strerror}")
+
+    def broken(self, error: Exception) -> None:
+        """Closes this connection, and only this one, after something unforeseen."""
+        if not self._closed:
+            _log.debug("%s", self.name, exc_info=error)
+            self.close(f"closed: {type(error).__name__}: {error}")
+
+    def close(self, reason: str | None) -> None:
+        """Ends the connection: runs are cancelled, leases wait for the side channel's end.
+
+        Args:
+            reason: For the log, one line; None when all is as it should be.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._deadline.cancel()
+        self._read(False)
+        self._outbox.close()
+        for delivery in list(self.deliveries.values()):
+            delivery.close()
+        self.conn.streams.clear()
+        self._sock.close()
+        if self.leases is not None:
+            self.leases.quarantine()
+        if reason is None:
+            # Who said nothing at all was only looking whether we listen.
+            _log.log(logging.INFO if self.conn.version else logging.DEBUG, "%s left", self.name)
+        else:
+            _log.warning("%s %s", self.name, reason)
+        self.server.session_over(self)
