@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-import datetime
+import datetime as dt
 import enum
 import math
 import pathlib
@@ -42,7 +42,7 @@ def same(a, b):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, dict):
         return len(a) == len(b) and all(
-            same(k, l) and same(a[k], b[l]) for k, l in zip(a, b, strict=True)
+            same(k, m) and same(a[k], b[m]) for k, m in zip(a, b, strict=True)
         )
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
@@ -264,7 +264,8 @@ class Bits(enum.Flag):
 @pytest.mark.parametrize(
     "value",
     [
-        Point(1, (2, [3])), Frozen(1, (2,)), Color.RED, Color.BLUE, Level.LOW, Bits.A | Bits.B, Bits(0),
+        Point(1, (2, [3])), Frozen(1, (2,)), Color.RED, Color.BLUE, Level.LOW, Bits.A | Bits.B,
+        Bits(0),
         {Point(1, 2): Color.RED, Frozen(1): Level.LOW}, [Point("a", "b")] * 20, (Point(1, 2),),
         Item("n", {"k": (1, 2)}), Item("n", Item("m", None, ["z"] * 20)),
     ],
@@ -316,9 +317,9 @@ REFUSED = {
     "set": ({1}, "a set"),
     "frozenset": (frozenset((1,)), "a frozenset"),
     "path": (pathlib.PurePosixPath("/x"), r"pathlib.PurePosixPath.*str\(path\)"),
-    "datetime": (datetime.datetime(2026, 1, 1), "datetime.datetime.*isoformat"),
-    "zoned": (datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "datetime.datetime"),
-    "date": (datetime.date(2026, 1, 1), "datetime.date"),
+    "datetime": (dt.datetime(2026, 1, 1), "datetime.datetime.*isoformat"),
+    "zoned": (dt.datetime(2026, 1, 1, tzinfo=dt.UTC), "datetime.datetime"),
+    "date": (dt.date(2026, 1, 1), "datetime.date"),
     "object array": (np.array([None, 1]), "dtype object"),
     "object field": (np.zeros(1, [("a", "O")]), "object"),
     "raw void": (np.zeros(2, "V5"), "V5"),
@@ -536,9 +537,10 @@ def test_false_references_are_protocol_errors(tree, says):
 @pytest.mark.parametrize(
     "wire",
     [
-        "|O", "O8", "<V5", "f4", ">f4", "<f3", "<i4,<f4", "|S0", "<U-1", "<M8[xx]", "", "float32", None, 7,
-        [], ["struct", 0, []], ["struct", 4, [["a", "<f8", 0, []]]], ["struct", 8, [["a", "<f8", 1, []]]],
-        ["struct", 8, [["a", "<f8", 0, [2]]]], ["struct", 8, [["a", "|O", 0, []]]],
+        "|O", "O8", "<V5", "f4", ">f4", "<f3", "<i4,<f4", "|S0", "<U-1", "<M8[xx]", "",
+        "float32", None, 7, [], ["struct", 0, []], ["struct", 4, [["a", "<f8", 0, []]]],
+        ["struct", 8, [["a", "<f8", 1, []]]], ["struct", 8, [["a", "<f8", 0, [2]]]],
+        ["struct", 8, [["a", "|O", 0, []]]],
         ["struct", 8, [["a", "<f4", 0, []], ["a", "<f4", 4, []]]], ["struct", 8, [["a", "<f8", 0]]],
         ["struct", 8, [["a", "<f8", -8, []]]],
     ],

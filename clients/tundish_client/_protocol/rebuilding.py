@@ -152,7 +152,7 @@ def _plain(cls: type[Exception], args: list[Any]) -> Exception:
         # A subclass with other arguments than its builtin base, say of UnicodeDecodeError.
         if issubclass(cls, UnicodeError) and base is not UnicodeError:
             raise
-    exc.args = tuple(args)
+    object.__setattr__(exc, "args", tuple(args))  # not through a __setattr__ of the class
     return exc
 
 
