@@ -98,14 +98,15 @@ def _clean(text: str, limit: int) -> str:
 
 def _cut_middle(text: str, limit: int) -> str:
     """Keeps both ends of a traceback: where it began and what it ended with."""
-    if len(text) <= limit // 4:
-        return _clean(text, limit)
-    data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= limit:
-        return data.decode()
+    # Only the ends are encoded: the text may be 50 MB.
+    left = text[:limit].encode("utf-8", "backslashreplace")
+    if len(text) <= limit and len(left) <= limit:
+        return left.decode()
+    right = text[-limit:].encode("utf-8", "backslashreplace")
     half = limit // 2 - 64
-    left, right = data[:half].decode("utf-8", "ignore"), data[-half:].decode("utf-8", "ignore")
-    return f"{left}\n... ({len(data) - 2 * half} bytes left out) ...\n{right}"
+    left, right = left[:half], right[-half:]
+    middle = f"\n... (cut, {len(text)} characters in all) ...\n"
+    return left.decode("utf-8", "ignore") + middle + right.decode("utf-8", "ignore")
 
 
 def _args(exc: BaseException, budget: _Budget, remarks: list[str]) -> list[Any]:
