@@ -33,8 +33,8 @@ _HANG_UP = 0.1
 """Seconds that clients have to hang up after GOAWAY before the server closes over them."""
 
 
-def name_feeds(loaders: Any) -> dict[str, DataLoader]:
-    """Returns the feeds by name: a single loader is called "default", a function is called.
+def name_feeds(loaders: Any, single: str = "default") -> dict[str, DataLoader]:
+    """Returns the feeds by name: a single loader is called `single`, a function is called.
 
     Raises:
         ConfigError: It is no DataLoader, no mapping of them, and no function returning either.
@@ -42,7 +42,7 @@ def name_feeds(loaders: Any) -> dict[str, DataLoader]:
     if callable(loaders) and not isinstance(loaders, DataLoader):
         loaders = loaders()
     if isinstance(loaders, DataLoader):
-        return {"default": loaders}
+        return {single: loaders}
     if isinstance(loaders, Mapping) and loaders:
         for name, loader in loaders.items():
             if not isinstance(name, str) or not name:

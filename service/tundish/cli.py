@@ -1,0 +1,178 @@
+"""The command line: `tundish serve`, `tundish ping`, `tundish stats`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from tundish_client.errors import TundishError
+
+__all__ = ["app", "main"]
+
+USAGE = 2
+"""Exit status after an error in options, target or socket."""
+
+# Typer brings click along, under different names in different releases.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="tundish",
+    help="Batches prepared once, for any number of training loops.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+SocketOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TUNDISH_SOCKET",
+        metavar="PATH",
+        help="Path of the Unix socket. [default: $XDG_RUNTIME_DIR/tundish/tundish.sock, "
+        "else /tmp/tundish-UID/tundish.sock]",
+        show_default=False,
+    ),
+]
+TimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--connect-timeout",
+        envvar="TUNDISH_CONNECT_TIMEOUT",
+        metavar="SECONDS",
+        help="How long to wait for the server.",
+    ),
+]
+
+
+@app.command()
+def serve(
+    target: Annotated[
+        str,
+        typer.Argument(help="file.py:attribute or package.module:attribute.", metavar="TARGET"),
+    ],
+    socket: SocketOption = None,
+    loop: Annotated[
+        str,
+        typer.Option(envvar="TUNDISH_LOOP", metavar="asyncio|uvloop", help="The event loop."),
+    ] = "uvloop",
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TUNDISH_MEMORY_LIMIT",
+            metavar="BYTES",
+            help="Memory for batches, also as 1GiB. [default: a quarter of what is available, "
+            "at most 4GiB]",
+            show_default=False,
+        ),
+    ] = None,
+    socket_mode: Annotated[
+        str,
+        typer.Option(
+            envvar="TUNDISH_SOCKET_MODE", metavar="OCTAL", help="Permissions of the socket."
+        ),
+    ] = "0600",
+    allowed_uids: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TUNDISH_ALLOWED_UIDS",
+            metavar="UID,...",
+            help="Users besides this one and root that may connect.",
+            show_default=False,
+        ),
+    ] = None,
+    lease_quota: Annotated[
+        int,
+        typer.Option(
+            envvar="TUNDISH_LEASE_QUOTA",
+            metavar="SLOTS",
+            help="Slots of shared memory that a client may hold; 0 sends all batches inline.",
+        ),
+    ] = 64,
+    log_level: Annotated[
+        str,
+        typer.Option(
+            envvar="TUNDISH_LOG_LEVEL", metavar="debug|info|warning|error", help="Log to stderr."
+        ),
+    ] = "info",
+    sidecar: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Serve the DataLoaders of TARGET until SIGINT or SIGTERM."""
+    from tundish.config import ServeConfig
+    from tundish.serving import Sidecar, serve_process
+
+    parent = Sidecar.parse(sidecar) if sidecar else None
+    if parent is not None:
+        parent.watch()
+    config = ServeConfig.of(
+        socket=socket,
+        loop=loop,
+        memory_limit=memory_limit,
+        socket_mode=socket_mode,
+        allowed_uids=allowed_uids,
+        lease_quota=lease_quota,
+        log_level=log_level,
+    )
+    feeds = _load(target)
+    raise typer.Exit(serve_process(feeds, config, f"feeds {', '.join(feeds)}", parent))
+
+
+@app.command()
+def ping(socket: SocketOption = None, connect_timeout: TimeoutOption = 2.0) -> None:
+    """Ask a server for a sign of life and print how long it took."""
+    from tundish_client import Client
+
+    with Client(socket, connect_timeout=connect_timeout) as client:
+        seconds = client.ping()
+    print(f"pong from {client.socket} in {seconds * 1e3:.2f} ms")
+
+
+@app.command()
+def stats(socket: SocketOption = None, connect_timeout: TimeoutOption = 2.0) -> None:
+    """Print a server's counters as JSON."""
+    from tundish_client import Client
+
+    with Client(socket, connect_timeout=connect_timeout) as client:
+        counters = client.stats()
+    print(json.dumps(counters, indent=2))
+
+
+def _load(target: str) -> dict[str, Any]:
+    """Imports the target; an error of its code is told in one line."""
+    from tundish.targets import explain, load_target
+
+    try:
+        return load_target(target)
+    except (TundishError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a target that calls sys.exit() has not been loaded either
+        if os.environ.get("TUNDISH_LOG_LEVEL") == "debug":
+            import traceback
+
+            traceback.print_exc()
+        _fail(f"target {target!r} cannot be loaded: {explain(error)}")
+
+
+def _fail(message: str) -> NoReturn:
+    sys.stdout.flush()
+    print(f"tundish: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    raise SystemExit(USAGE)
+
+
+def main() -> NoReturn:
+    """Runs the command line and exits: 0, 2 after an error, 130 after Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server takes over
+    try:
+        code = app(sys.argv[1:] or ["--help"], prog_name="tundish", standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        code = 128 + signal.SIGINT
+    except _UsageError as error:
+        _fail(error.format_message() if hasattr(error, "format_message") else str(error))
+    except TundishError as error:
+        _fail(str(error))
+    sys.stdout.flush()
+    raise SystemExit(code or 0)
