@@ -13,6 +13,8 @@ pub trait Job: Send + Sync {
     fn claim(self: Arc<Self>) -> Option<Work>;
     /// Whether [`Job::claim`] will never again give work.
     fn exhausted(&self) -> bool;
+    /// The pool closes: no work will be asked for again, and whoever waits must be told.
+    fn abandon(&self);
 }
 
 /// One piece of work.
@@ -55,6 +57,14 @@ impl Shared {
             if queue.closed {
                 return None;
             }
+            let gone = queue.sweep();
+            if !gone.is_empty() {
+                // A run's end may drop foreign objects: never under a lock of ours.
+                drop(queue);
+                drop(gone);
+                queue = self.lock();
+                continue;
+            }
             if let Some(work) = queue.pick() {
                 return Some(work);
             }
@@ -64,9 +74,13 @@ impl Shared {
 }
 
 impl Queue {
+    /// Takes out the jobs that have nothing left to do.
+    fn sweep(&mut self) -> Vec<Arc<dyn Job>> {
+        self.jobs.extract_if(.., |job| job.exhausted()).collect()
+    }
+
     /// Asks the jobs for work, beginning behind the one that was served last.
     fn pick(&mut self) -> Option<Work> {
-        self.jobs.retain(|job| !job.exhausted());
         let n = self.jobs.len();
         for step in 0..n {
             let place = (self.turn + step) % n;
@@ -135,7 +149,14 @@ impl Pool {
 
     /// Adds a job. It leaves by itself when it is exhausted.
     pub fn add(&self, job: Arc<dyn Job>) {
-        self.shared.lock().jobs.push(job);
+        let mut queue = self.shared.lock();
+        if queue.closed {
+            drop(queue);
+            job.abandon();
+            return;
+        }
+        queue.jobs.push(job);
+        drop(queue);
         self.shared.work.notify_all();
     }
 
@@ -156,8 +177,12 @@ impl Pool {
         let deadline = Instant::now() + at_most;
         let mut queue = self.shared.lock();
         queue.closed = true;
-        queue.jobs.clear();
+        let jobs = std::mem::take(&mut queue.jobs);
+        drop(queue);
         self.shared.work.notify_all();
+        jobs.iter().for_each(|job| job.abandon());
+        drop(jobs);
+        let mut queue = self.shared.lock();
         while queue.threads > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -261,6 +261,13 @@ impl Job for Run {
     fn exhausted(&self) -> bool {
         self.window.exhausted()
     }
+
+    fn abandon(&self) {
+        drop(self.cancel());
+        if let Some((waker, token)) = &self.options.waker {
+            waker.wake(*token);
+        }
+    }
 }
 
 fn now() -> u64 {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -45,7 +45,8 @@ impl PyPool {
 #[pyclass(frozen, name = "Run", module = "tundish._core")]
 pub(crate) struct PyRun {
     run: Arc<Run>,
-    pooled: bool,
+    /// Kept open by its runs.
+    pool: Option<Py<PyPool>>,
 }
 
 #[pymethods]
@@ -82,14 +83,17 @@ impl PyRun {
         if let Some(pool) = &pool {
             run.start_on(&pool.get().0);
         }
-        Ok(Self { run, pooled: pool.is_some() })
+        Ok(Self { run, pool: pool.map(Bound::unbind) })
     }
 
     fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         match self.run.take() {
             Take::Ready(_, cell) => wrap(py, cell).map(Some),
             Take::Pending => Ok(None),
-            Take::End | Take::Closed => self.end(py).map(Some),
+            Take::End => self.end(py).map(Some),
+            Take::Closed => {
+                Err(PyRuntimeError::new_err("this epoch was cancelled, or its loader was closed"))
+            }
         }
     }
 
@@ -98,7 +102,7 @@ impl PyRun {
             if let Some(found) = self.take(py)? {
                 return Ok(found);
             }
-            if self.pooled {
+            if self.pool.is_some() {
                 self.wait_slice(py)?;
             } else {
                 self.produce_here(py)?;
