@@ -129,7 +129,7 @@ class _Stack(Deferred):
             # it refuses what isn't contiguous, and can't convert.
             if self._alike:
                 return np.ndarray(self.shape, self.dtype, bytearray().join(self._arrays))
-        except (BufferError, ValueError):
+        except (TypeError, ValueError):
             pass
         return super().materialize()
 
