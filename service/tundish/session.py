@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tundish._core import Batch
@@ -125,26 +126,34 @@ class Session:
         elif type(event) is EpochAsked:
             self._open(event.stream)
         elif type(event) is Cancelled:
-            delivery = self.deliveries.get(event.stream.number)
-            if delivery is not None:
-                delivery.close()
+            self._cancel(event.stream)
         elif type(event) is Released:
             if self.leases is not None:
                 self.leases.take_back((event.segment, event.slot, event.generation))
-        elif type(event) is HelloReceived:
-            self._welcome(event)
         else:
-            self._answer(event)
+            self._handle_rare(event)
 
-    def _answer(self, event: FeedsAsked | StatsAsked) -> None:
+    def _handle_rare(self, event: Event) -> None:
+        if type(event) is HelloReceived:
+            self._welcome(event)
+        elif type(event) is FeedsAsked:
+            self._answer("FEEDS", event.request, self.server.describe)
+        elif type(event) is StatsAsked:
+            self._answer("STATS", event.request, self.server.stats)
+
+    def _cancel(self, stream: ServerStream) -> None:
+        delivery = self.deliveries.get(stream.number)
+        if delivery is not None:
+            delivery.close()
+
+    def _answer(self, kind: str, request: int, content: Callable[[], object]) -> None:
         """Requests about the server as a whole."""
-        kind = "FEEDS" if type(event) is FeedsAsked else "STATS"
         try:
-            content = self.server.describe() if kind == "FEEDS" else self.server.stats()
+            answer = content()
         except BaseException as error:  # what `len(dataset)` may raise
-            self.conn.request_error(event.request, error)
+            self.conn.request_error(request, error)
             return
-        self.conn.send(kind, {"request": event.request, kind.lower(): content})
+        self.conn.send(kind, {"request": request, kind.lower(): answer})
 
     def _welcome(self, hello: HelloReceived) -> None:
         self._deadline.cancel()

@@ -30,7 +30,19 @@ from .frames import MAX_BIN, Message
 from .values import encode_samples
 from .wire_errors import encode_exception
 
-__all__ = ["MAX_STREAMS", "ServerConnection"]
+__all__ = [
+    "MAX_STREAMS",
+    "Cancelled",
+    "EpochAsked",
+    "Event",
+    "FeedsAsked",
+    "Granted",
+    "HelloReceived",
+    "Released",
+    "ServerConnection",
+    "ServerStream",
+    "StatsAsked",
+]
 
 MAX_STREAMS = 1024
 """Streams one connection may have open at a time."""
