@@ -8,6 +8,7 @@ replies for which something happened since the driver looked last.
 from __future__ import annotations
 
 import os
+import struct
 import weakref
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -248,12 +249,13 @@ class ClientConnection(Connection):
             self.changed.append(stream)
 
     def _end(self, message: Message) -> None:
-        stream = self.streams.pop(message.header["stream"], None)
+        stream = self.streams.get(message.header["stream"])
         if stream is not None:
             try:
                 stream.end(message.header)
             except ProtocolError as error:
                 stream.fail(error)
+            del self.streams[stream.number]
             self.changed.append(stream)
 
     def _segment(self, message: Message) -> None:
@@ -338,12 +340,11 @@ class ClientConnection(Connection):
     def _credit(self, stream: StreamState, cell: Cell) -> None:
         if not self._reports(stream):
             return
-        credit = {"batches": 1, "bytes": cell.nbytes}
-        header = {"stream": stream.number, "credits": credit}
         if stream.owed is None:
-            self.send("CREDIT", header)
+            credits = {"batches": 1, "bytes": cell.nbytes}
+            self.send("CREDIT", {"stream": stream.number, "credits": credits})
         else:
-            self.send("ACK", {**header, "batch": stream.owed})
+            self._out.append(_ack(stream.number, stream.owed, cell.nbytes))
             stream.owed = None
 
     def cancel(self, stream: StreamState) -> None:
@@ -352,6 +353,19 @@ class ClientConnection(Connection):
             self.send("CANCEL", {"stream": stream.number})
         stream.close()
         self.changed.append(stream)
+
+
+_ACK = struct.Struct(">BI14sQ7sQ25sQ")
+_ACK_START = b"\x92\xa3ACK\x83\xa6stream\xcf"
+_ACK_BATCH = b"\xa5batch\xcf"
+_ACK_CREDITS = b"\xa7credits\x82\xa7batches\x01\xa5bytes\xcf"
+
+
+def _ack(stream: int, batch: int, nbytes: int) -> bytes:
+    """Encodes an ACK that gives one batch of credit back: it is sent for every batch."""
+    return _ACK.pack(
+        0xCE, _ACK.size - 5, _ACK_START, stream, _ACK_BATCH, batch, _ACK_CREDITS, nbytes
+    )
 
 
 def _lost(error: Exception) -> ConnectionLost:
