@@ -133,6 +133,15 @@ def test_keys_are_refused_by_path():
         encode_value({"a": {"\ud800": 1}})
 
 
+def test_a_key_without_a_text_is_still_a_type_error():
+    class Key:
+        def __repr__(self):
+            raise RuntimeError("no text")
+
+    with pytest.raises(TypeError, match="value of type dict cannot be sent: Key"):
+        encode_value({Key(): 1})
+
+
 def test_cycles_are_refused():
     cyclic = [1]
     cyclic.append({"again": cyclic})

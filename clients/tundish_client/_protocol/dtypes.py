@@ -124,9 +124,10 @@ def _named(wire: str) -> Dtype:
         except ImportError:
             raise TypeError(f"dtype {wire} needs the package ml_dtypes, not installed") from None
         try:
-            return np.dtype(getattr(ml_dtypes, wire))
+            small: Dtype = np.dtype(getattr(ml_dtypes, wire))
         except AttributeError:
             raise TypeError(f"dtype {wire} is unknown to this version of ml_dtypes") from None
+        return small
     if _WIRE.fullmatch(wire) is None:
         raise TypeError(f"dtype {wire!r:.40} is not one that may be sent")
     return np.dtype(wire)

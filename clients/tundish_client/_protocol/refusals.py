@@ -22,7 +22,10 @@ _MAX_DEPTH = 64
 
 def explain(value: Any, error: BaseException) -> str:
     """Names the first field of `value` that cannot be sent, its type, and the way out."""
-    found = _Search().visit(value, "value", 0)
+    try:
+        found = _Search().visit(value, "value", 0)
+    except Exception:  # a __repr__ or a property of the user's
+        found = None
     return found or f"value of type {type(value).__name__} cannot be sent: {error}"
 
 
@@ -41,7 +44,7 @@ class _Search:
             return None
         if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
             return _dtype(value, path)
-        if hasattr(value, "materialize"):
+        if isinstance(value, _deferred()):
             return _dtype(value, path)
         return f"{path} is {_a(kind)}, which cannot be sent{_way_out(value)}"
 
@@ -65,6 +68,12 @@ class _Search:
             if found:
                 return found
         return None
+
+
+def _deferred() -> type:
+    from .values import Deferred  # which imports this module
+
+    return Deferred
 
 
 def _children(value: Any) -> list[tuple[Any, Any, str]]:
