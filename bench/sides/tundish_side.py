@@ -46,8 +46,8 @@ def through_service(args: "side.argparse.Namespace") -> None:
     with tempfile.TemporaryDirectory(prefix="tundish-") as folder:
         path = f"{folder}/feed.sock"
         command = [sys.executable, "-m", "tundish", "serve", f"{__file__}:feed", "--socket", path]
-        env = os.environ | {"TUNDISH_BENCH": "\n".join(sys.argv[1:])}
-        server = subprocess.Popen(command, env=env, stdout=sys.stderr)
+        env = os.environ | {"TUNDISH_BENCH": "\n".join(sys.argv[1:]), "TUNDISH_LOG_LEVEL": "error"}
+        server = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
 
         def connect() -> tundish.Client:
             return tundish.Client(path, connect_timeout=30, shared_memory=shared)
