@@ -93,7 +93,7 @@ $(VENV)/.deps: constraints.txt pyproject.toml clients/pyproject.toml | $(VENV)/.
 
 $(VENV)/.core: $(VENV)/.deps $(RUST_SOURCES)
 	$(say) "build: Rust core, release (a minute or two the first time)"
-	@VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/maturin develop --release --locked --extras dev -q
+	@VIRTUAL_ENV=$(abspath $(VENV)) PIP_QUIET=1 $(VENV)/bin/maturin develop --release --locked --extras dev -q
 	@touch $@
 
 $(PEERS)/.installed: bench/peers.txt
