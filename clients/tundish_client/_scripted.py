@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._protocol.asking import Cancelled, EpochAsked, FeedsAsked, HelloReceived, ServerStream, StatsAsked
+from ._protocol.asking import (
+    Cancelled,
+    EpochAsked,
+    FeedsAsked,
+    HelloReceived,
+    ServerStream,
+    StatsAsked,
+)
 from ._protocol.frames import Message
 from ._protocol.server import ServerConnection
 from ._protocol.values import encode_value

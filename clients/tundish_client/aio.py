@@ -36,7 +36,7 @@ class _Link(asyncio.BufferedProtocol):
         self._waiters: dict[StreamState | Reply, asyncio.Future[None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not a subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not a subclass
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -51,6 +51,7 @@ class _Link(asyncio.BufferedProtocol):
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        del exc
         self.core.eof_received()  # a reset says no more than an end: what had come was read
         self._transport = None
         self.flush()
@@ -309,7 +310,7 @@ class AsyncClient(BaseClient):
 
 async def _open(loop: asyncio.AbstractEventLoop, opening: Opening) -> _Link:
     try:
-        while (sock := opening.attempt()) is None:
+        while (sock := opening.attempt()) is None:  # noqa: ASYNC110 - nothing tells of a new file
             await asyncio.sleep(opening.pause())
         try:
             while not (await _readable(loop, sock, opening.patience()) and opening.receive(sock)):
@@ -325,15 +326,16 @@ async def _open(loop: asyncio.AbstractEventLoop, opening: Opening) -> _Link:
     return link
 
 
-async def _readable(
-    loop: asyncio.AbstractEventLoop, sock: sockets.socket, timeout: float
-) -> bool:
+async def _readable(loop: asyncio.AbstractEventLoop, sock: sockets.socket, timeout: float) -> bool:
     """Waits until the socket is readable, or the time is over (False)."""
-    ready = loop.create_future()
+    ready = asyncio.Event()
     fd = sock.fileno()
-    loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+    loop.add_reader(fd, ready.set)
     try:
-        done, _ = await asyncio.wait((ready,), timeout=timeout)
-        return bool(done)
+        async with asyncio.timeout(timeout):
+            await ready.wait()
+    except TimeoutError:
+        return False
     finally:
         loop.remove_reader(fd)
+    return True

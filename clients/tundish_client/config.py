@@ -141,8 +141,7 @@ class ClientOptions:
     @property
     def timeout(self) -> float:
         """`connect_timeout`, resolved."""
-        assert self.connect_timeout is not None
-        return self.connect_timeout
+        return DEFAULT_CONNECT_TIMEOUT if self.connect_timeout is None else self.connect_timeout
 
 
 def _from_environment(name: str, default: Any) -> Any:
@@ -184,9 +183,7 @@ class EpochOptions:
         put("world_size", check_int("world_size", self.world_size, 1))
         put("rank", check_int("rank", self.rank, 0))
         if self.rank >= self.world_size:
-            raise ConfigError(
-                f"rank must be below world_size={self.world_size}, got {self.rank}"
-            )
+            raise ConfigError(f"rank must be below world_size={self.world_size}, got {self.rank}")
         if self.uneven not in _UNEVEN:
             raise ConfigError(
                 f"uneven must be one of {', '.join(map(repr, _UNEVEN))}, got {self.uneven!r:.100}"

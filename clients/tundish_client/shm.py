@@ -263,7 +263,9 @@ class Segments:
         """Sends one packet of records; False when there is no room for it now."""
         if self._closed or not (batch := list(self._returns)[:_PACKET]):
             return False
-        packet = b"".join([item if type(item) is bytes else self._settle(item) for item in batch])
+        packet = b"".join(
+            [self._settle(item) if isinstance(item, _Lease) else item for item in batch]
+        )
         try:
             self._side.send(packet, _SEND)
         except BlockingIOError:
@@ -275,7 +277,7 @@ class Segments:
         # Removed only now: an interrupt before this repeats records, which the server ignores.
         for item in batch:
             self._returns.popleft()
-            if type(item) is not bytes and item.segment.dropping:
+            if isinstance(item, _Lease) and item.segment.dropping:
                 self._finish_drop(item.segment)
         return True
 
@@ -288,14 +290,14 @@ class Segments:
 
     def _restore(self, segment: _Segment, offset: int, nbytes: int) -> bool:
         """Lets a range follow the file again; on failure all further batches are copied."""
-        assert self._scanner is not None and segment.mapping is not None
+        scanner, mapping = self._scanner, segment.mapping
+        if scanner is None or mapping is None:
+            return False
         start = segment.address + offset
         end = start + -(-nbytes // PAGE) * PAGE
         try:
-            for first, last in self._scanner.copies(start, end):
-                segment.mapping.madvise(
-                    mmap.MADV_DONTNEED, first - segment.address, last - first
-                )
+            for first, last in scanner.copies(start, end):
+                mapping.madvise(mmap.MADV_DONTNEED, first - segment.address, last - first)
         except OSError:  # no pagemap any more, or locked pages
             self._copying = True
         return not self._copying

@@ -194,15 +194,15 @@ class ScriptedServer:
 
     def close_connections(self) -> None:
         """Closes all connections without a word."""
-        self._call(lambda: [connection.shut() for connection in list(self._connections)])
+        self._call(lambda connection: connection.shut())
 
     def goaway(self, reason: str = "shutting down", back_in: float | None = None) -> None:
         """Announces that the server leaves; the connections stay open."""
-        self._call(lambda: [c.goaway(reason, back_in) for c in list(self._connections)])
+        self._call(lambda connection: connection.goaway(reason, back_in))
 
     def drop_segment(self) -> None:
         """Asks all clients to unmap the segment."""
-        self._call(lambda: [c.drop_segment() for c in list(self._connections)])
+        self._call(lambda connection: connection.drop_segment())
 
     def __enter__(self) -> Self:
         return self.start()
@@ -217,12 +217,13 @@ class ScriptedServer:
 
     # The thread
 
-    def _call(self, action: Callable[[], object]) -> None:
-        """Runs an action in the server's thread and waits for it."""
+    def _call(self, action: Callable[[ScriptedConnection], None]) -> None:
+        """Does something to all connections, in the server's thread, and waits for it."""
         done = threading.Event()
 
         def act() -> None:
-            action()
+            for connection in list(self._connections):
+                action(connection)
             done.set()
 
         self._wanted.append(act)

@@ -58,7 +58,13 @@ def sent(core: ClientConnection) -> list[list[object]]:
 def test_any_chunking(core, step):
     stream = opened(core)
     counts = {"batches": 3, "errors": 1}
-    error = {"stream": 1, "batch": 1, "type": ["builtins", "KeyError"], "message": "k", "args": ["k"]}
+    error = {
+        "stream": 1,
+        "batch": 1,
+        "type": ["builtins", "KeyError"],
+        "message": "k",
+        "args": ["k"],
+    }
     data = batch(0) + encode_message("ERROR", error) + batch(2)
     feed(core, data + encode_message("END", {"stream": 1, "counts": counts}), step)
     got = []

@@ -41,20 +41,26 @@ CASES = {
     "no batches": Case([], [END, END], {}, 0),
     "from the middle": Case([10, 11, 12, 13], [12, 13, END], {"start": 2}, 4),
     "from the end": Case([10, 11], [END, END], {"start": 2}, 2),
-    "beyond the end": Case([10], [(ConfigError, "start=3"), (ConfigError, "1 batches")], {"start": 3}),
+    "beyond the end": Case(
+        [10], [(ConfigError, "start=3"), (ConfigError, "1 batches")], {"start": 3}
+    ),
     "one credit": Case([1, 2, 3, 4], [1, 2, 3, 4, END], {"prefetch": 1}),
     "many credits": Case([1, 2, 3, 4], [1, 2, 3, 4, END], {"prefetch": 100}),
     "an error takes its own place": Case(
-        [0, OSError("bad 1"), 2, KeyError("k"), 4], [0, (OSError, "bad 1"), 2, KeyError, 4, END, END], {}, 5
+        [0, OSError("bad 1"), 2, KeyError("k"), 4],
+        [0, (OSError, "bad 1"), 2, KeyError, 4, END, END],
+        {},
+        5,
     ),
     "an error is the last cell": Case([0, ValueError("x")], [0, ValueError, END], {}, 2),
     "an error of the whole stream stays": Case(
-        [0, Fail(RuntimeError("gone"))], [0, (RuntimeError, "gone"), RuntimeError, RuntimeError], {}, 1
+        [0, Fail(RuntimeError("gone"))],
+        [0, (RuntimeError, "gone"), RuntimeError, RuntimeError],
+        {},
+        1,
     ),
     "no such feed": Case([0], [(ValueError, "'nope'"), ValueError], {"feed": "nope"}),
-    "no END": Case(
-        [0, 1, Close()], [0, 1, (ConnectionLost, r"start=2\)"), ConnectionLost], {}, 2
-    ),
+    "no END": Case([0, 1, Close()], [0, 1, (ConnectionLost, r"start=2\)"), ConnectionLost], {}, 2),
     "cut in the middle of a body": Case(
         [0, Cut(9000), np.zeros(100_000)],
         [0, (ConnectionLost, "middle of a body"), ConnectionLost],
@@ -64,7 +70,9 @@ CASES = {
     "cut in the middle of a head": Case(
         [0, Cut(7), 1], [0, (ConnectionLost, "middle of a message head")], {}, 1
     ),
-    "garbage": Case([0, Raw(b"\x00hello")], [0, (ConnectionLost, "expected a message"), ConnectionLost]),
+    "garbage": Case(
+        [0, Raw(b"\x00hello")], [0, (ConnectionLost, "expected a message"), ConnectionLost]
+    ),
     "the server leaves": Case(
         [0, Goaway("upgrade", 2.0)], [0, (ConnectionLost, r"upgrade \(back in 2.0 s\)")], {}, 1
     ),
@@ -98,11 +106,16 @@ def check(case: Case, got: list[Any]) -> None:
 class TestCalls:
     def test_sync(self, case, shared_memory):
         with ScriptedServer(case.script, shared_memory=shared_memory) as server:
-            check(case, read_sync(server.path, calls=len(case.expect), client=case.client, **case.epoch))
+            check(
+                case,
+                read_sync(server.path, calls=len(case.expect), client=case.client, **case.epoch),
+            )
 
     async def test_async(self, case, shared_memory):
         with ScriptedServer(case.script, shared_memory=shared_memory) as server:
-            got = await read_async(server.path, calls=len(case.expect), client=case.client, **case.epoch)
+            got = await read_async(
+                server.path, calls=len(case.expect), client=case.client, **case.epoch
+            )
             check(case, got)
 
 
@@ -164,8 +177,13 @@ def test_info_position_counts_and_state():
         assert state["fingerprint"] == stream.fingerprint
         assert list(stream) == ["c"] and stream.info.indices == []
         assert dict(stream.counts) == {
-            "batches": 3, "samples": 2, "padded": 0, "dropped": 0, "skipped": 0,
-            "redelivered": 0, "errors": 1,
+            "batches": 3,
+            "samples": 2,
+            "padded": 0,
+            "dropped": 0,
+            "skipped": 0,
+            "redelivered": 0,
+            "errors": 1,
         }
         with pytest.raises(TypeError):
             stream.counts["errors"] = 0

@@ -23,9 +23,7 @@ def test_requests_sync():
 async def test_requests_async():
     with ScriptedServer([1, 2]) as server:
         async with AsyncClient(server.path) as client:
-            feeds, stats, ping = await asyncio.gather(
-                client.feeds(), client.stats(), client.ping()
-            )
+            feeds, stats, ping = await asyncio.gather(client.feeds(), client.stats(), client.ping())
             assert feeds[0]["feed"] == "scripted" and stats["streams"] == [] and 0 < ping < 1
             assert (await client.info())["batches"] == 2
             with pytest.raises(ConfigError, match="'other'"):

@@ -174,7 +174,13 @@ def test_a_storm_of_interrupts_loses_nothing(busy, tmp_path):
     (tmp_path / "storm.py").write_text(textwrap.dedent(LOSES_NOTHING))
     with ScriptedServer(script, shared_memory=busy) as server:
         run = subprocess.run(
-            [sys.executable, tmp_path / "storm.py", server.path, "busy" if busy else "idle", str(n)],
+            [
+                sys.executable,
+                tmp_path / "storm.py",
+                server.path,
+                "busy" if busy else "idle",
+                str(n),
+            ],
             capture_output=True,
             text=True,
             timeout=15,

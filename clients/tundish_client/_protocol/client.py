@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ..config import EpochOptions
 from ..errors import ConnectError, ConnectionLost, ProtocolError, TundishError
 from .connection import CLIENT_LIMITS, VERSIONS, Connection, Limits
 from .frames import Message
@@ -203,10 +202,7 @@ class ClientConnection(Connection):
     def _batch(self, message: Message) -> None:
         header = message.header
         stream = self.streams.get(header["stream"])
-        if "segment" in header:
-            body = self._slot(header, stream)
-        else:
-            body = message.body
+        body = self._slot(header, stream) if "segment" in header else message.body
         if stream is None:
             return
         cell = Cell(_count(header, "batch"), int(header.get("nbytes", 0)))
@@ -341,8 +337,8 @@ class ClientConnection(Connection):
         if not self._reports(stream):
             return
         if stream.owed is None:
-            credits = {"batches": 1, "bytes": cell.nbytes}
-            self.send("CREDIT", {"stream": stream.number, "credits": credits})
+            credit = {"batches": 1, "bytes": cell.nbytes}
+            self.send("CREDIT", {"stream": stream.number, "credits": credit})
         else:
             self._out.append(_ack(stream.number, stream.owed, cell.nbytes))
             stream.owed = None

@@ -1,0 +1,205 @@
+"""One client in several threads, and in a forked child."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from tundish_client import AsyncClient, Client, TundishError
+from tundish_client.testing import ScriptedServer, Silence
+
+
+def in_threads(n, work):
+    """Runs work(i) in n threads; returns what they returned or raised."""
+    out = [None] * n
+
+    def run(i):
+        try:
+            out[i] = work(i)
+        except Exception as error:
+            out[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    return out
+
+
+SCRIPT = [np.full(1500, i) for i in range(60)]
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_streams_of_one_client_in_several_threads(shared_memory):
+    with ScriptedServer(SCRIPT, shared_memory=shared_memory) as server:
+        with Client(server.path) as client:
+
+            def work(i):
+                return [int(b[0]) for b in client.epoch(i, start=i) if (b == b[0]).all()]
+
+            assert in_threads(4, work) == [list(range(i, 60)) for i in range(4)]
+
+
+def test_requests_while_another_thread_waits():
+    with ScriptedServer([1, Silence(0.3), 2]) as server, Client(server.path) as client:
+        stream = client.epoch(0)
+        assert next(stream) == 1
+        got = []
+        thread = threading.Thread(target=lambda: got.extend(stream))
+        thread.start()
+        for _ in range(50):
+            assert client.ping() < 0.2
+        assert not got
+        thread.join()
+        assert got == [2]
+
+
+def test_one_stream_in_two_threads_is_refused_never_mixed():
+    with ScriptedServer(list(range(300))) as server, Client(server.path) as client:
+        stream = client.epoch(0)
+
+        def work(_):
+            got = []
+            while True:
+                try:
+                    got.append(next(stream))
+                except StopIteration:
+                    return got
+                except TundishError as error:
+                    assert "another thread" in str(error)
+
+        parts = in_threads(2, work)
+        assert sorted(parts[0] + parts[1]) == list(range(300))
+        assert all(part == sorted(part) for part in parts)
+
+
+def test_a_client_of_its_own_in_each_thread():
+    with ScriptedServer(SCRIPT, shared_memory=True) as server:
+
+        def work(_):
+            with Client(server.path) as client:
+                return [int(b[0]) for b in client.epoch(0)]
+
+        assert in_threads(4, work) == [list(range(60))] * 4
+
+
+def test_close_wakes_waiting_threads():
+    with ScriptedServer([1, Silence()]) as server:
+        client = Client(server.path)
+        streams = [client.epoch(i) for i in range(3)]
+        timer = threading.Timer(0.1, client.close)
+        timer.start()
+        results = in_threads(3, lambda i: list(streams[i]))
+        assert all("closed" in str(error) for error in results)
+        timer.join()
+        server.wait_for(lambda: server.connections == 0)
+
+
+def in_child(work) -> int:
+    """Forks; returns the exit status of work() in the child: 0 if it returned True."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = 0 if work() else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def refused(call) -> bool:
+    try:
+        call()
+    except TundishError as error:
+        return "fork" in str(error) and str(os.getppid()) in str(error)
+    return False
+
+
+def inode(fd: int) -> int:
+    return os.fstat(fd).st_ino
+
+
+def inodes() -> list[int]:
+    """Of all open file descriptors (their numbers would be used again at once)."""
+    out = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            out.append(inode(fd))
+    return out
+
+
+def test_forked_child_is_told_and_the_parent_goes_on():
+    with ScriptedServer(SCRIPT, shared_memory=True) as server, Client(server.path) as client:
+        stream = client.epoch(0)
+        held = next(stream)
+        ours = {inode(client._sock.fileno()), inode(client._segments.fileno())}
+
+        def child() -> bool:
+            client_says = all(refused(c) for c in (client.ping, lambda: next(stream), client.feeds))
+            nothing_open = ours.isdisjoint(inodes())
+            client.close()
+            return client_says and nothing_open and bool((held == 0).all())
+
+        def forgetful_child() -> bool:
+            nonlocal client, stream, held
+            client = stream = held = None
+            gc.collect()
+            return True
+
+        assert in_child(child) == 0
+        assert in_child(forgetful_child) == 0
+        assert [int(b[0]) for b in stream] == list(range(1, 60))
+        assert not server.kinds("CANCEL") and client.ping() < 1
+
+
+def test_forked_child_of_an_async_client():
+    async def main(server) -> None:
+        async with AsyncClient(server.path) as client:
+            stream = client.epoch(0)
+            assert (await anext(stream) == 0).all()
+            ours = inode(client._link.sock.fileno())
+
+            def child() -> bool:
+                return refused(lambda: client.epoch(0)) and ours not in inodes()
+
+            assert in_child(child) == 0
+            assert [int(b[0]) async for b in stream] == list(range(1, 60))
+
+    with ScriptedServer(SCRIPT, shared_memory=True) as server:
+        asyncio.run(main(server))
+
+
+def test_child_opens_a_client_of_its_own():
+    with ScriptedServer([1, 2]) as server, Client(server.path) as client:
+
+        def child() -> bool:
+            with Client(server.path) as own:
+                return list(own.epoch(0)) == [1, 2]
+
+        assert in_child(child) == 0
+        assert list(client.epoch(0)) == [1, 2]
+
+
+def test_a_hundred_rounds_leave_nothing():
+    with ScriptedServer(SCRIPT, shared_memory=True) as server:
+
+        def round_() -> None:
+            with Client(server.path) as client:
+                for batch in client.epoch(0):
+                    if batch[0] == 2:
+                        break
+
+        for _ in range(5):
+            round_()
+        server.wait_for(lambda: server.connections == 0)
+        before, threads = len(inodes()), threading.active_count()
+        for _ in range(100):
+            round_()
+        server.wait_for(lambda: server.connections == 0)
+        assert (len(inodes()), threading.active_count()) == (before, threads)
