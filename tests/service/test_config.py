@@ -72,7 +72,7 @@ def test_a_wrong_value_is_named(name, value):
 
 def test_a_wrong_variable_is_named(monkeypatch):
     monkeypatch.setenv("TUNDISH_MEMORY_LIMIT", "lots")
-    with pytest.raises(ConfigError, match="^TUNDISH_MEMORY_LIMIT='lots'"):
+    with pytest.raises(ConfigError, match=r"^TUNDISH_MEMORY_LIMIT='lots'"):
         ServeConfig.of()
 
 
