@@ -146,13 +146,11 @@ impl Arena {
             return Ok(body);
         }
         self.heap_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        match Body::of_heap(Arc::clone(self), bytes) {
-            Some(body) => Ok(body),
-            None => {
-                self.heap_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
-                Err(Error::System { what: "no memory for a batch", errno: rustix::io::Errno::NOMEM })
-            }
+        if let Some(body) = Body::of_heap(Arc::clone(self), bytes) {
+            return Ok(body);
         }
+        self.heap_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        Err(Error::System { what: "no memory for a batch", errno: rustix::io::Errno::NOMEM })
     }
 
     fn allocate_slot(self: &Arc<Self>, bytes: usize) -> Option<Body> {

@@ -155,7 +155,9 @@ fn gather(field: &Field, task: &Task, target: &mut [u8]) {
             return;
         }
         for (&index, row) in indices.iter().zip(target.chunks_exact_mut(row_bytes)) {
-            let start = field.address.wrapping_add_signed(field.strides[0].wrapping_mul(index as isize));
+            let start = field
+                .address
+                .wrapping_add_signed(field.strides[0].wrapping_mul(index.cast_signed() as isize));
             copy_row(start, &field.shape[1..=outer], &field.strides[1..=outer], run, row);
         }
     }
@@ -172,7 +174,7 @@ fn copy_row(start: usize, shape: &[u64], strides: &[isize], run: usize, row: &mu
     };
     let bytes = row.len() / extent as usize;
     for (place, part) in row.chunks_exact_mut(bytes).enumerate() {
-        let begin = start.wrapping_add_signed(strides[0].wrapping_mul(place as isize));
+        let begin = start.wrapping_add_signed(strides[0].wrapping_mul(place.cast_signed()));
         copy_row(begin, inner_shape, &strides[1..], run, part);
     }
 }

@@ -23,7 +23,6 @@ const INFALLIBLE: &str = "writing into a Vec";
 
 impl ArrayRef<'_> {
     /// Appends the reference to `out`.
-
     pub(crate) fn pack(&self, out: &mut Vec<u8>) {
         let mut inner = Vec::with_capacity(32);
         mp::write_array_len(&mut inner, 4).expect(INFALLIBLE);
@@ -40,19 +39,16 @@ impl ArrayRef<'_> {
 }
 
 /// Appends the head of a map of `n` entries.
-
 pub(crate) fn pack_map(out: &mut Vec<u8>, n: usize) {
     mp::write_map_len(out, n as u32).expect(INFALLIBLE);
 }
 
 /// Appends the head of a list of `n` entries.
-
 pub(crate) fn pack_list(out: &mut Vec<u8>, n: usize) {
     mp::write_array_len(out, n as u32).expect(INFALLIBLE);
 }
 
 /// Appends a string.
-
 pub(crate) fn pack_str(out: &mut Vec<u8>, text: &str) {
     mp::write_str(out, text).expect(INFALLIBLE);
 }

@@ -180,7 +180,9 @@ impl Pool {
         let jobs = std::mem::take(&mut queue.jobs);
         drop(queue);
         self.shared.work.notify_all();
-        jobs.iter().for_each(|job| job.abandon());
+        for job in &jobs {
+            job.abandon();
+        }
         drop(jobs);
         let mut queue = self.shared.lock();
         while queue.threads > 0 {

@@ -113,10 +113,8 @@ impl Run {
     /// Takes the next cell, if there is one. Never blocks.
     pub fn take(&self) -> Take<Cell> {
         let taken = self.window.take();
-        if matches!(taken, Take::Ready(..)) {
-            if let Some(bell) = self.bell.get() {
-                bell.ring();
-            }
+        if let (Take::Ready(..), Some(bell)) = (&taken, self.bell.get()) {
+            bell.ring();
         }
         taken
     }

@@ -126,8 +126,10 @@ impl<T> Window<T> {
     }
 
     /// Stores the cell of a claimed batch. Never blocks. Answers whether the consumer
-    /// has something to take now that it had not before; a closed window gives the cell
-    /// back so that its owner drops it where that is allowed.
+    /// has something to take now that it had not before.
+    ///
+    /// # Errors
+    /// A closed window gives the cell back, so that its owner drops it where that is allowed.
     pub fn put(&self, batch: u64, cell: T) -> Result<bool, T> {
         let mut state = lock(&self.state);
         if state.closed {

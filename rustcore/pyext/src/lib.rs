@@ -1,6 +1,9 @@
 //! `tundish._core`: the engine for Python. Conversions only; every decision is the
 //! engine's or the Python side's.
 
+// PyO3 hands arguments over by value.
+#![allow(clippy::needless_pass_by_value)]
+
 mod errors;
 mod guard;
 mod memory;

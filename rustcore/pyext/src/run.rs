@@ -141,7 +141,7 @@ impl PyRun {
         Ok(())
     }
 
-    /// Produces in this thread. A KeyboardInterrupt here is the user's own Ctrl-C and not
+    /// Produces in this thread. A `KeyboardInterrupt` here is the user's own Ctrl-C and not
     /// the batch's error: it passes through, and the batch is produced at the next call.
     fn produce_here(&self, py: Python<'_>) -> PyResult<()> {
         let interrupted = |error: &Error| {
