@@ -56,7 +56,7 @@ impl AssertSend<'_> {
 
 /// Parks the thread for ever when it is unwound without a Rust panic.
 ///
-/// Up to CPython 3.13 the interpreter ends a thread that re-attaches while it finalizes
+/// Up to `CPython` 3.13 the interpreter ends a thread that re-attaches while it finalizes
 /// by `pthread_exit`, which unwinds through Rust frames and would abort the process. A
 /// thread that stays parked instead is gone with the process a moment later. Forget the
 /// guard on the normal way out.
