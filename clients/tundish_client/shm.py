@@ -16,6 +16,7 @@ import struct
 import threading
 import weakref
 from collections import deque
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -99,6 +100,7 @@ class Segments:
         self._returns: deque[_Lease | bytes] = deque()
         self._turn = threading.Lock()  # held by who gives slots back; never waited for there
         self._closed = False
+        self._checked = False
         _live.add(self)
 
     def __del__(self) -> None:
@@ -200,23 +202,32 @@ class Segments:
                 f"slot {slot} at {offset} with {nbytes} bytes is not a range of pages "
                 f"of segment {number} ({segment.nbytes} bytes)"
             )
-        # One page tells whether the kernel has made the whole mapping private (mlockall).
+        mapping = segment.mapping
         if (
             copy
             or self._copying
             or not nbytes
-            or segment.mapping is None
-            or not self._restore(segment, offset, PAGE)
+            or mapping is None
+            or not (self._checked or self._check(segment, offset))
         ):
             root = self._copy_out(segment, offset, nbytes)
             self.release(number, slot, generation)
             return root
-        root = np.frombuffer(segment.mapping, np.uint8, nbytes, offset)
+        root = np.frombuffer(mapping, np.uint8, nbytes, offset)
         lease = _Lease(root, self._returned)
         lease.segment, lease.slot, lease.generation = segment, slot, generation
         lease.offset, lease.nbytes = offset, nbytes
         self._leases[id(lease)] = lease
         return root
+
+    def recheck(self) -> None:
+        """Bytes have arrived: look again whether mappings still follow their files."""
+        self._checked = False
+
+    def _check(self, segment: _Segment, offset: int) -> bool:
+        """Whether free slots show what the file holds: mlockall makes all pages private at once."""
+        self._checked = self._restore(segment, offset, PAGE)
+        return self._checked
 
     def release(self, number: int, slot: int, generation: int) -> None:
         """Returns a slot that no array was made for."""
@@ -261,7 +272,7 @@ class Segments:
 
     def _give_back(self) -> bool:
         """Sends one packet of records; False when there is no room for it now."""
-        if self._closed or not (batch := list(self._returns)[:_PACKET]):
+        if self._closed or not (batch := list(islice(self._returns, _PACKET))):
             return False
         packet = b"".join(
             [self._settle(item) if isinstance(item, _Lease) else item for item in batch]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -18,7 +18,8 @@ import numpy as np
 from ..errors import ConnectError, ConnectionLost, ProtocolError, TundishError
 from .connection import CLIENT_LIMITS, VERSIONS, Connection, Limits
 from .frames import Message
-from .reading import BatchTimes, Cell, StreamState, _count
+from .quick import QuickDecoder
+from .reading import Cell, StreamState, _count
 from .wire_errors import decode_exception
 
 __all__ = ["END", "ClientConnection", "Reply", "SharedMemory"]
@@ -39,6 +40,7 @@ class SharedMemory(Protocol):
     ) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
     def release(self, number: int, slot: int, generation: int) -> None: ...
     def make_private(self) -> None: ...
+    def recheck(self) -> None: ...
 
 
 class Reply:
@@ -81,6 +83,7 @@ class ClientConnection(Connection):
 
     def __init__(self, *, shared_memory: bool = True, limits: Limits = CLIENT_LIMITS) -> None:
         super().__init__(limits)
+        self._decoder = QuickDecoder(limits.head, limits.body)
         self.opened = False
         self.server: dict[str, Any] = {}
         self.instance = ""
@@ -118,6 +121,8 @@ class ClientConnection(Connection):
 
     def receive(self, nbytes: int) -> None:
         """Takes in `nbytes` received into the buffer lent last. Never raises; see `failed`."""
+        if self.segments is not None:
+            self.segments.recheck()
         for message in self.buffer_updated(nbytes):
             try:
                 self._handle(message)
@@ -207,7 +212,7 @@ class ClientConnection(Connection):
             return
         cell = Cell(_count(header, "batch"), int(header.get("nbytes", 0)))
         cell.tree, cell.samples, cell.body = header["value"], header.get("samples"), body
-        cell.times = BatchTimes(*header.get("times", (0, 0)))
+        cell.times = _times(header)
         stream.add(cell, failed=False)
         self.changed.append(stream)
 
@@ -349,6 +354,13 @@ class ClientConnection(Connection):
             self.send("CANCEL", {"stream": stream.number})
         stream.close()
         self.changed.append(stream)
+
+
+def _times(header: dict[str, Any]) -> Sequence[int]:
+    times: Sequence[int] = header.get("times", (0, 0))
+    if len(times) != 2:
+        raise ProtocolError(f"times must be two integers, got {times!r:.80}")
+    return times
 
 
 _ACK = struct.Struct(">BI14sQ7sQ25sQ")

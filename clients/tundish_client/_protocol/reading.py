@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ..config import EpochOptions
 from ..errors import ConfigError, ConnectionLost, ProtocolError, TundishError
+from .quick import Plan
 from .resolving import resolve
 
 __all__ = ["BatchInfo", "BatchTimes", "Cell", "Position", "StreamState"]
@@ -48,16 +49,20 @@ class BatchInfo:
     Attributes:
         epoch: The epoch.
         batch: Its number in the epoch (of this rank).
-        times: When it was made.
     """
 
-    __slots__ = ("_samples", "batch", "epoch", "times")
+    __slots__ = ("_samples", "_times", "batch", "epoch")
 
-    def __init__(self, epoch: int, batch: int, samples: Any, times: BatchTimes) -> None:
+    def __init__(self, epoch: int, batch: int, samples: Any, times: Sequence[int]) -> None:
         self.epoch = epoch
         self.batch = batch
-        self.times = times
+        self._times = times
         self._samples = samples
+
+    @property
+    def times(self) -> BatchTimes:
+        """When it was made."""
+        return BatchTimes(*self._times)
 
     @property
     def indices(self) -> list[int]:
@@ -84,7 +89,7 @@ class Cell:
         self.error: Exception | None = None
         self.tree: Any = None
         self.samples: Any = None
-        self.times = BatchTimes(0, 0)
+        self.times: Sequence[int] = (0, 0)
         self.body: Any = None
         self.built = False
         self.credited = False
@@ -95,11 +100,15 @@ class Cell:
         """Makes the value; what stands in its way becomes the error of this batch alone."""
         samples: Any = self.samples
         try:
-            if self.error is None:
+            if self.error is not None:
+                pass
+            elif type(self.tree) is Plan:
+                samples, self.value = self.tree.build(self.body)
+            else:
                 samples = resolve(samples, self.body)
-                if type(samples) is np.ndarray:
-                    samples = samples.copy()  # `info` must not hold the slot
                 self.value = resolve(self.tree, self.body)
+            if type(samples) is np.ndarray:
+                samples = samples.copy()  # `info` must not hold the slot
         except Exception as error:
             self.error = error
             error.add_note(f"while batch {self.batch} of epoch {epoch} was put together")
