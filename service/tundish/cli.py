@@ -109,7 +109,7 @@ def serve(
     if parent is not None:
         parent.watch()
     config = ServeConfig.of(
-        socket=socket,
+        socket=socket or None,
         loop=loop,
         memory_limit=memory_limit,
         socket_mode=socket_mode,
@@ -126,7 +126,7 @@ def ping(socket: SocketOption = None, connect_timeout: TimeoutOption = 2.0) -> N
     """Ask a server for a sign of life and print how long it took."""
     from tundish_client import Client
 
-    with Client(socket, connect_timeout=connect_timeout) as client:
+    with Client(socket or None, connect_timeout=connect_timeout) as client:
         seconds = client.ping()
     print(f"pong from {client.socket} in {seconds * 1e3:.2f} ms")
 
@@ -136,9 +136,17 @@ def stats(socket: SocketOption = None, connect_timeout: TimeoutOption = 2.0) -> 
     """Print a server's counters as JSON."""
     from tundish_client import Client
 
-    with Client(socket, connect_timeout=connect_timeout) as client:
+    with Client(socket or None, connect_timeout=connect_timeout) as client:
         counters = client.stats()
     print(json.dumps(counters, indent=2))
+
+
+class _Terminated(BaseException):
+    """SIGTERM came before the server took over."""
+
+
+def _terminate(_signum: int, _frame: object) -> None:
+    raise _Terminated
 
 
 def _load(target: str) -> dict[str, Any]:
@@ -147,7 +155,7 @@ def _load(target: str) -> dict[str, Any]:
 
     try:
         return load_target(target)
-    except (TundishError, KeyboardInterrupt):
+    except (TundishError, KeyboardInterrupt, _Terminated):
         raise
     except BaseException as error:  # a target that calls sys.exit() has not been loaded either
         if os.environ.get("TUNDISH_LOG_LEVEL") == "debug":
@@ -165,11 +173,13 @@ def _fail(message: str) -> NoReturn:
 
 def main() -> NoReturn:
     """Runs the command line and exits: 0, 2 after an error, 130 after Ctrl-C."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server takes over
+    signal.signal(signal.SIGTERM, _terminate)  # until the server takes over
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="tundish", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         code = 128 + signal.SIGINT
+    except _Terminated:
+        code = 0
     except _UsageError as error:
         _fail(error.format_message() if hasattr(error, "format_message") else str(error))
     except TundishError as error:

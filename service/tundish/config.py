@@ -64,7 +64,9 @@ class ServeConfig(BaseSettings):
         log_level: Level of the log of `tundish serve`.
     """
 
-    model_config = SettingsConfigDict(env_prefix="TUNDISH_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="TUNDISH_", env_ignore_empty=True, frozen=True, extra="forbid"
+    )
 
     socket: str | os.PathLike[str] | None = None
     socket_mode: Annotated[int, BeforeValidator(parse_mode), Field(ge=0, le=0o777)] = 0o600
