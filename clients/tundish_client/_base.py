@@ -14,7 +14,7 @@ from .config import ClientOptions
 from .errors import ConfigError, ConnectError, ConnectTimeout, TundishError
 from .shm import Segments
 
-__all__ = ["BaseClient", "Opening", "choose_feed"]
+__all__ = ["BaseClient", "Life", "Opening", "choose_feed"]
 
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.1
@@ -150,6 +150,36 @@ def _reason(error: OSError) -> str:
     return "its queue of connections is full"
 
 
+class Life:
+    """Whether a client may still be used, and why not.
+
+    Attributes:
+        closed: It was closed.
+        forked: This process is a forked child of the one that opened it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.closed = False
+        self.forked = False
+        self._name = name
+        self._owner = os.getpid()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to close."""
+        return self.closed or self.forked
+
+    def check(self) -> None:
+        """Raises TundishError when the client is of no use here."""
+        if self.forked:
+            raise TundishError(
+                f"this {self._name} belongs to process {self._owner} and was inherited "
+                f"through fork: open one in process {os.getpid()}"
+            )
+        if self.closed:
+            raise TundishError(f"this {self._name} is closed")
+
+
 class BaseClient:
     """Options and state of a client, without input or output.
 
@@ -159,9 +189,7 @@ class BaseClient:
 
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
-        self._closed = False
-        self._owner = os.getpid()
-        self._forked = False
+        self._life = Life(type(self).__name__)
         self.pid: int | None = None
         _live.add(self)
 
@@ -172,17 +200,8 @@ class BaseClient:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
-    def _check_usable(self) -> None:
-        if self._forked:
-            raise TundishError(
-                f"this {type(self).__name__} belongs to process {self._owner} and was inherited "
-                f"through fork: open one in process {os.getpid()}"
-            )
-        if self._closed:
-            raise TundishError(f"this {type(self).__name__} is closed")
+        """Whether the client was closed."""
+        return self._life.closed
 
     def _abandon(self) -> None:
         """Lets go of inherited file descriptors in a forked child."""
@@ -194,7 +213,7 @@ class BaseClient:
         )
 
     def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
+        state = ", closed" if self.closed else ""
         return f"{type(self).__name__}({self._options.path!r}{state})"
 
 
@@ -220,7 +239,7 @@ _live: weakref.WeakSet[BaseClient] = weakref.WeakSet()
 
 def _in_child() -> None:
     for client in list(_live):
-        client._forked = True
+        client._life.forked = True
         with contextlib.suppress(Exception):
             client._abandon()
 

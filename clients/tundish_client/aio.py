@@ -5,111 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket as sockets
 import time
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from ._base import BaseClient, Opening, choose_feed
-from ._protocol.client import ClientConnection, Reply
+from ._looping import LoopLink, open_link
 from ._protocol.reading import StreamState
 from .config import ClientOptions, EpochOptions
-from .errors import ConnectionLost, TundishError
-from .shm import Segments
+from .errors import TundishError
 from .streams import AsyncStream
 
 __all__ = ["AsyncClient"]
-
-_SEND = sockets.MSG_DONTWAIT | sockets.MSG_NOSIGNAL
-
-
-class _Link(asyncio.BufferedProtocol):
-    """Between one transport and one connection; wakes those who wait for what has changed."""
-
-    def __init__(self, opening: Opening, sock: sockets.socket) -> None:
-        self.core: ClientConnection = opening.core
-        self.segments: Segments | None = opening.segments
-        self.sock = sock
-        self.loop = asyncio.get_running_loop()
-        self.gone: asyncio.Future[None] = self.loop.create_future()
-        self._transport: asyncio.Transport | None = None
-        self._waiters: dict[StreamState | Reply, asyncio.Future[None]] = {}
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not a subclass
-        self.flush()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self.core.get_buffer(sizehint)
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.core.receive(nbytes)
-        self.flush()
-
-    def eof_received(self) -> None:
-        self.core.eof_received()
-        self.flush()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
-        self.core.eof_received()  # a reset says no more than an end: what had come was read
-        self._transport = None
-        self.flush()
-        if not self.gone.done():
-            self.gone.set_result(None)
-
-    def flush(self) -> None:
-        """Sends what the core has to say, and wakes those it concerns. In the loop's thread."""
-        core = self.core
-        if out := core.data_to_send():
-            self._write(b"".join(out))
-        if self.segments is not None and self.segments.backlog:
-            self.segments.flush()
-        if core.changed:
-            for what in core.changed:
-                waiter = self._waiters.get(what)
-                if waiter is not None and not waiter.done():
-                    waiter.set_result(None)
-            core.changed.clear()
-
-    def _write(self, data: bytes) -> None:
-        """Sends past the transport, which would throw away what it has not read on EPIPE."""
-        transport = self._transport
-        if transport is None:
-            return
-        if not transport.get_write_buffer_size():
-            try:
-                data = data[self.sock.send(data, _SEND) :]
-            except BlockingIOError:
-                pass
-            except OSError:
-                return  # the server is gone; what it had sent is still there to be read
-        if data:
-            transport.write(data)
-
-    async def change(self, what: StreamState | Reply) -> None:
-        """Waits until something has happened to a stream or reply. Cancelling it is harmless."""
-        if what in self._waiters:
-            raise TundishError("another task is reading this stream: give each its own")
-        waiter = self._waiters[what] = self.loop.create_future()
-        try:
-            await waiter
-        finally:
-            del self._waiters[what]
-
-    def forget(self, state: StreamState) -> None:
-        """Cancels a stream that was garbage collected."""
-        self.core.cancel(state)
-        self.flush()
-
-    def shut(self) -> None:
-        """Closes the connection; does not wait."""
-        self.core.lose(ConnectionLost("the client was closed"))
-        if self.segments is not None:
-            self.segments.close()
-        self.flush()
-        if self._transport is not None:
-            self._transport.abort()
 
 
 class AsyncClient(BaseClient):
@@ -139,7 +46,7 @@ class AsyncClient(BaseClient):
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening: asyncio.Lock | None = None
-        self._link: _Link | None = None
+        self._link: LoopLink | None = None
 
     # What users call
 
@@ -160,7 +67,7 @@ class AsyncClient(BaseClient):
             epoch=epoch, feed=feed, start=start, rank=rank, world_size=world_size,
             uneven=uneven, prefetch=prefetch, copy=copy,
         )  # fmt: skip
-        self._check_usable()
+        self._life.check()
         return AsyncStream(self, StreamState(options))
 
     async def feeds(self) -> list[dict[str, Any]]:
@@ -191,9 +98,9 @@ class AsyncClient(BaseClient):
 
         Never waits for the server.
         """
-        if self._closed or self._forked:
+        if self._life.over:
             return
-        self._closed = True
+        self._life.closed = True
         if self._link is not None:
             self._check_loop()
             self._link.shut()
@@ -213,7 +120,7 @@ class AsyncClient(BaseClient):
 
     def __del__(self) -> None:
         link = getattr(self, "_link", None)
-        if link is not None and not self._closed and not self._forked:
+        if link is not None and not self._life.over:
             try:
                 link.loop.call_soon_threadsafe(link.shut)
             except RuntimeError:  # the loop is closed
@@ -226,16 +133,16 @@ class AsyncClient(BaseClient):
         link = await self._started(state)
         while (cell := self._look(link, link.core.take, state)) is None:
             await link.change(state)
-            self._check_usable()
+            self._life.check()
         return cell
 
     async def _start(self, state: StreamState) -> None:
         link = await self._started(state)
         while state.length() is None:
             await link.change(state)
-            self._check_usable()
+            self._life.check()
 
-    async def _started(self, state: StreamState) -> _Link:
+    async def _started(self, state: StreamState) -> LoopLink:
         """Returns the link, with the stream asked for."""
         link = await self._connected()
         if not state.number and not state.closed:
@@ -243,14 +150,14 @@ class AsyncClient(BaseClient):
         return link
 
     @staticmethod
-    def _look(link: _Link, question: Any, what: StreamState) -> Any:
+    def _look(link: LoopLink, question: Any, what: StreamState) -> Any:
         try:
             return question(what)
         finally:
             link.flush()
 
     def _close_stream(self, state: StreamState) -> None:
-        if state.closed or self._closed or self._forked:
+        if state.closed or self._life.over:
             return
         if self._link is None:
             state.close()
@@ -261,7 +168,7 @@ class AsyncClient(BaseClient):
     def _forget(self, state: StreamState) -> None:
         """Cancels a stream that was garbage collected, on whatever thread."""
         link = self._link
-        if link is not None and not self._closed and not self._forked:
+        if link is not None and not self._life.over:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 link.loop.call_soon_threadsafe(link.forget, state)
 
@@ -273,7 +180,7 @@ class AsyncClient(BaseClient):
         link.flush()
         while (header := reply.take()) is None:
             await link.change(reply)
-            self._check_usable()
+            self._life.check()
         return header
 
     def _check_loop(self) -> asyncio.AbstractEventLoop:
@@ -287,9 +194,9 @@ class AsyncClient(BaseClient):
             )
         return loop
 
-    async def _connected(self) -> _Link:
+    async def _connected(self) -> LoopLink:
         """Returns the link; connects if that has not been done."""
-        self._check_usable()
+        self._life.check()
         loop = self._check_loop()
         if self._link is not None:
             return self._link
@@ -297,45 +204,12 @@ class AsyncClient(BaseClient):
             self._opening = asyncio.Lock()
         async with self._opening:
             if self._link is None:
-                self._link = await _open(loop, Opening(self._options))
-        if self._closed:
+                self._link = await open_link(loop, Opening(self._options))
+        if self._life.closed:
             self._link.shut()
-        self._check_usable()
+        self._life.check()
         return self._link
 
     def _abandon(self) -> None:
         if self._link is not None:
             os.close(self._link.sock.detach())
-
-
-async def _open(loop: asyncio.AbstractEventLoop, opening: Opening) -> _Link:
-    try:
-        while (sock := opening.attempt()) is None:  # noqa: ASYNC110 - nothing tells of a new file
-            await asyncio.sleep(opening.pause())
-        try:
-            while not (await _readable(loop, sock, opening.patience()) and opening.receive(sock)):
-                pass
-            link = _Link(opening, sock)
-            await loop.create_unix_connection(lambda: link, sock=sock)
-        except BaseException:
-            sock.close()
-            raise
-    except BaseException:
-        opening.abandon()
-        raise
-    return link
-
-
-async def _readable(loop: asyncio.AbstractEventLoop, sock: sockets.socket, timeout: float) -> bool:
-    """Waits until the socket is readable, or the time is over (False)."""
-    ready = asyncio.Event()
-    fd = sock.fileno()
-    loop.add_reader(fd, ready.set)
-    try:
-        async with asyncio.timeout(timeout):
-            await ready.wait()
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(fd)
-    return True

@@ -70,7 +70,7 @@ def test_leaving_sync(leave, shared_memory):
                 leave(client)
             idle(server)
             assert len(server.kinds("CANCEL")) == 20
-            assert not client._core.streams
+            assert not client._link.core.streams
             if shared_memory:
                 client.ping()
                 server.wait_for(lambda: len(server.arena.free) == 4)
@@ -144,7 +144,7 @@ def test_dropped_while_another_thread_waits():
 
         thread = threading.Thread(target=wait)
         thread.start()
-        server.wait_for(lambda: client._reader is not None)
+        server.wait_for(lambda: client._link._reader is not None)
         del other
         server.wait_for(lambda: server.open_streams == 1, 200 * MS)
         client.close()

@@ -34,7 +34,7 @@ def test_batches_lie_in_the_slots_and_come_back():
         server.wait_for(lambda: len(server.released) == lent)
         assert 4 <= lent <= 20
         assert sorted(generation for _, _, generation in server.released) == [*range(1, lent + 1)]
-        assert client._segments.lent == 0 and not client._segments.copying
+        assert client._link.segments.lent == 0 and not client._link.segments.copying
         assert not server.kinds("RELEASE")
 
 
@@ -68,14 +68,14 @@ def test_release_reaches_an_idle_server_at_once():
 def test_writes_are_invisible_to_the_next_use_of_a_slot(ioctl):
     with ScriptedServer(arrays(60), shared_memory=True, slots=2) as server:
         with Client(server.path) as client:
-            client._segments._scanner = PageScanner(ioctl=ioctl)
+            client._link.segments._scanner = PageScanner(ioctl=ioctl)
             for i, batch in enumerate(client.epoch(0, prefetch=1)):
                 assert (batch == i).all()
                 if i % 3 == 0:
                     batch[:] = -1
                 elif i % 3 == 1:
                     batch[::700] = -2
-        assert not client._segments.copying
+        assert not client._link.segments.copying
         assert len({slot for _, slot, _ in server.released}) <= 2
 
 
@@ -95,7 +95,7 @@ def test_what_is_held_never_changes_after_close():
     with ScriptedServer(arrays(12), shared_memory=True, slots=12) as server:
         with Client(server.path) as client:
             held = list(client.epoch(0, prefetch=12))
-            assert client._segments.lent == 12
+            assert client._link.segments.lent == 12
         server.wait_for(lambda: server.connections == 0)
         for slot in range(12):
             server.arena.bytes_of(slot, server.arena.slot_bytes)[:] = 0xEE
@@ -124,7 +124,7 @@ def test_what_a_forked_child_holds_never_changes():
             pid = os.fork()
             if pid == 0:
                 os.read(started, 1)
-                os._exit(0 if (held == 0).all() and not client._segments.lent else 1)
+                os._exit(0 if (held == 0).all() and not client._link.segments.lent else 1)
             del held
             server.wait_for(lambda: len(server.released) == 1)
             server.arena.bytes_of(0, server.arena.slot_bytes)[:] = 0xEE
@@ -167,7 +167,7 @@ def test_copy_hands_out_arrays_of_ones_own():
     with ScriptedServer(arrays(6), shared_memory=True, slots=2) as server:
         with Client(server.path) as client:
             held = list(client.epoch(0, copy=True))
-            assert client._segments.lent == 0
+            assert client._link.segments.lent == 0
             assert all((batch == i).all() for i, batch in enumerate(held))
             server.wait_for(lambda: 2 <= len(server.released) == server.arena.generation)
 
@@ -176,7 +176,7 @@ def test_holding_more_than_there_are_slots():
     with ScriptedServer(arrays(30), shared_memory=True, slots=3) as server:
         with Client(server.path) as client:
             held = list(client.epoch(0))
-            assert client._segments.lent == 3
+            assert client._link.segments.lent == 3
             assert all((batch == i).all() for i, batch in enumerate(held))
 
 
@@ -216,7 +216,7 @@ def test_without_pagemap_batches_are_copied(monkeypatch):
         with Client(server.path) as client:
             held = list(client.epoch(0))
             assert all((batch == i).all() for i, batch in enumerate(held))
-            assert client._segments.copying and client._segments.lent == 0
+            assert client._link.segments.copying and client._link.segments.lent == 0
             assert server.released and held[0].ctypes.data % 64 == 0
 
 
@@ -255,7 +255,7 @@ LOCKED = """
                 elif i == 10:
                     del batch
                     assert libc.mlockall({"current": 1, "future": 3}[sys.argv[1]]) == 0
-            print(client._segments.copying)
+            print(client._link.segments.copying)
 """
 
 

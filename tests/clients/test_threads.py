@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 import gc
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -138,7 +141,7 @@ def test_forked_child_is_told_and_the_parent_goes_on():
     with ScriptedServer(SCRIPT, shared_memory=True) as server, Client(server.path) as client:
         stream = client.epoch(0)
         held = next(stream)
-        ours = {inode(client._sock.fileno()), inode(client._segments.fileno())}
+        ours = {inode(client._link.sock.fileno()), inode(client._link.segments.fileno())}
 
         def child() -> bool:
             client_says = all(refused(c) for c in (client.ping, lambda: next(stream), client.feeds))
@@ -203,3 +206,72 @@ def test_a_hundred_rounds_leave_nothing():
             round_()
         server.wait_for(lambda: server.connections == 0)
         assert (len(inodes()), threading.active_count()) == (before, threads)
+
+
+def test_closing_a_stream_wakes_the_thread_that_reads_it():
+    with ScriptedServer([1, Silence()]) as server, Client(server.path) as client:
+        stream = client.epoch(0)
+        next(stream)
+        timer = threading.Timer(0.05, stream.close)
+        timer.start()
+        assert "closed" in str(in_threads(1, lambda _: next(stream))[0])
+        timer.join()
+
+
+async def test_closing_a_stream_wakes_the_task_that_reads_it():
+    with ScriptedServer([1, Silence()]) as server:
+        async with AsyncClient(server.path) as client:
+            stream = client.epoch(0)
+            await anext(stream)
+            task = asyncio.create_task(stream.__anext__())
+            await asyncio.sleep(0.01)
+            await stream.aclose()
+            with pytest.raises(TundishError, match="closed"):
+                await task
+
+
+EXITS = {
+    "sync": """
+        from tundish_client import Client
+        client = Client(sys.argv[1])
+        stream = client.epoch(0)
+        held = next(stream), next(stream)
+    """,
+    "sync in a daemon thread": """
+        import threading
+        from tundish_client import Client
+        client = Client(sys.argv[1])
+        threading.Thread(target=lambda: list(client.epoch(0)), daemon=True).start()
+        client.ping()
+    """,
+    "asyncio": """
+        import asyncio
+        from tundish_client import AsyncClient
+        client = AsyncClient(sys.argv[1])
+        stream = client.epoch(0)
+        async def main():
+            return [await anext(stream), await anext(stream)]
+        held = asyncio.run(main())
+    """,
+    "uvloop": """
+        import uvloop
+        from tundish_client import AsyncClient
+        client = AsyncClient(sys.argv[1])
+        stream = client.epoch(0)
+        async def main():
+            return [await anext(stream), await anext(stream)]
+        held = uvloop.run(main())
+    """,
+}
+
+
+@pytest.mark.parametrize("name", EXITS)
+def test_exit_without_close_is_silent_and_quick(name, tmp_path):
+    script = tmp_path / "exits.py"
+    script.write_text("import sys\n" + textwrap.dedent(EXITS[name]))
+    with ScriptedServer([*SCRIPT, Silence()], shared_memory=True) as server:
+        run = subprocess.run(
+            [sys.executable, script, server.path], capture_output=True, text=True, timeout=10
+        )
+        assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+        server.wait_for(lambda: server.connections == 0)

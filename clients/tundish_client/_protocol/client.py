@@ -27,7 +27,7 @@ __all__ = ["END", "ClientConnection", "Reply", "SharedMemory"]
 END: Final = object()
 """What `take` returns when the stream has ended."""
 
-_MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+_MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError)
 
 
 class SharedMemory(Protocol):

@@ -1,0 +1,258 @@
+"""The link of a blocking client: one socket, any number of threads, and signals at any moment.
+
+A short lock guards the core; one thread at a time is the reader and waits in the socket, without
+the lock. A signal handler may raise anywhere: in a wait it costs nothing, because the system call's
+result is noted without a bytecode between; in an update of the core it fails the connection, with
+the position to resume from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket as sockets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ._base import Life, Opening
+from ._protocol.reading import StreamState
+from .errors import ConnectionLost, TundishError
+
+__all__ = ["BlockingLink"]
+
+_SEND = sockets.MSG_DONTWAIT | sockets.MSG_NOSIGNAL
+_SLICE = 0.05  # seconds after which a waiting thread looks whether the reader's place is free
+
+
+class BlockingLink:
+    """Drives one `ClientConnection` over a blocking socket. Thread-safe."""
+
+    def __init__(self, opening: Opening, life: Life) -> None:
+        """Connects.
+
+        Raises:
+            ConnectError: See `Client`.
+        """
+        self.life = life
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
+        self._reader: int | None = None  # the thread that may receive
+        self._received: list[int] = []  # counts that the core has not been told yet
+        self._unsent = b""
+        self._dropped: deque[StreamState] = deque()
+        self.sock = _open(opening)
+        self.core = opening.core
+        self.segments = opening.segments
+
+    # What the client calls
+
+    def take(self, state: StreamState) -> Any:
+        """Returns the stream's next cell or END; waits for it. See `ClientConnection.take`."""
+        try:
+            return self.until(self._claim, state)
+        except BaseException:
+            if state.reader == threading.get_ident():
+                state.reader = None
+            raise
+
+    def _claim(self, state: StreamState) -> Any:
+        me = threading.get_ident()
+        if state.reader not in (None, me):
+            raise TundishError("another thread is reading this stream: give each its own")
+        state.reader = me
+        return self.core.take(state)
+
+    def request(self, kind: str) -> dict[str, Any]:
+        """Sends a request and returns its answer; waits for it."""
+        reply = self.update(self.core.request, kind)
+        header: dict[str, Any] = self.until(reply.take)
+        return header
+
+    def update(self, change: Callable[..., Any], *args: Any) -> Any:
+        """Changes the core, under the lock, and sends what that led to."""
+        with self._lock:
+            self.life.check()
+            result = self._guarded(change, args)
+        self._cancel_dropped()
+        return result
+
+    def cancel(self, state: StreamState) -> None:
+        """Ends a stream; another thread that waits for it is told."""
+        self.update(self.core.cancel, state)
+        if state.reader not in (None, threading.get_ident()):
+            # It may wait in the socket: the answer wakes it.
+            self.update(self.core.send, "PING", {"token": 0})
+
+    def forget(self, state: StreamState) -> None:
+        """Cancels a stream that was garbage collected: on any thread, without waiting."""
+        self._dropped.append(state)
+        self._cancel_dropped()
+
+    def _cancel_dropped(self) -> None:
+        while self._dropped and not self.life.over and self._lock.acquire(blocking=False):
+            try:
+                self._absorb_dropped()
+                self._flush()
+            finally:
+                self._lock.release()
+
+    def shut(self) -> None:
+        """Closes the connection. Never waits for the server."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(sockets.SHUT_RDWR)  # wakes a reader in another thread
+        # A signal handler may be on top of the very thread that holds the lock.
+        held = self._lock.acquire(timeout=1.0)
+        try:
+            self.core.lose(ConnectionLost("the client was closed"))
+            if self.segments is not None:
+                self.segments.close()
+            if self._reader in (None, threading.get_ident()):
+                self.sock.close()  # else the reader does, once it is out of its call
+        finally:
+            if held:
+                self._lock.release()
+
+    def abandon(self) -> None:
+        """Closes the inherited file descriptor in a forked child."""
+        os.close(self.sock.detach())
+
+    # Waiting
+
+    def _guarded(self, change: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        try:
+            return change(*args)
+        except Exception:
+            raise  # the user is to see it
+        except BaseException as error:
+            self._interrupted(error)
+            raise
+        finally:
+            self._flush()
+
+    def until(self, ready: Callable[..., Any], *args: Any) -> Any:
+        """Returns what `ready` returns once that is not None; receives until then."""
+        me = threading.get_ident()
+        try:
+            while True:
+                with self._changed:
+                    result = self._step(ready, args)
+                    if result is not None:
+                        return result
+                    if self._reader not in (None, me):
+                        self._wait_for_reader()
+                        continue
+                    self._reader = me
+                    view = self.core.get_buffer()
+                if not self._dropped:
+                    self._receive(view)
+        finally:
+            if self._reader == me:
+                self._reader = None
+                if self.life.closed:
+                    self.sock.close()
+                elif self._waiting:
+                    with self._changed:
+                        self._changed.notify_all()
+
+    def _step(self, ready: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """One look, under the lock: tells the core what has come, asks, sends what that led to."""
+        self.life.check()
+        if self._received or self._dropped:
+            try:
+                self._absorb()
+            except BaseException as error:
+                self._interrupted(error)
+                raise
+        return self._guarded(ready, args)
+
+    def _absorb(self) -> None:
+        self._absorb_dropped()
+        for n in self._received:
+            if n:
+                self.core.receive(n)
+            else:
+                self.core.eof_received()
+        self._received.clear()
+        self.core.changed.clear()
+        if self._waiting:
+            self._changed.notify_all()
+
+    def _absorb_dropped(self) -> None:
+        while self._dropped:
+            self.core.cancel(self._dropped.popleft())
+
+    def _interrupted(self, error: BaseException) -> None:
+        """A signal handler raised in the middle of an update: the core may be inconsistent."""
+        lost = ConnectionLost(f"the client was interrupted in an update by {type(error).__name__}")
+        self.core.lose(lost)
+
+    def _wait_for_reader(self) -> None:
+        self._waiting += 1
+        try:
+            self._changed.wait(_SLICE)
+        finally:
+            self._waiting -= 1
+
+    def _receive(self, view: memoryview) -> None:
+        """Waits for bytes; a signal may raise here at any time, and costs nothing."""
+        segments = self.segments
+        try:
+            if self._unsent or (segments is not None and segments.backlog):
+                self._wait_for_room(view)
+                return
+            # No bytecode stands between the system call and the note of its result.
+            self._received.extend(map(self.sock.recv_into, (view,)))
+        except OSError:
+            self._received.append(0)
+
+    def _wait_for_room(self, view: memoryview) -> None:
+        """Waits until what is to be sent, or what is to be received, can move."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        segments = self.segments
+        if segments is not None and segments.backlog:
+            poll.register(segments, select.POLLOUT)
+        for fd, events in poll.poll():
+            if fd == self.sock.fileno() and events & ~select.POLLOUT:
+                self._received.extend(map(self.sock.recv_into, (view,)))
+        if segments is not None:
+            segments.flush()
+
+    def _flush(self) -> None:
+        """Sends what the core has to say, as far as there is room."""
+        try:
+            if out := self.core.data_to_send():
+                self._unsent += b"".join(out)
+            if self._unsent:
+                self._unsent = self._unsent[self.sock.send(self._unsent, _SEND) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent = b""  # the server is gone; what it had sent is still there to be read
+        except BaseException as error:
+            self._interrupted(error)
+            raise
+
+
+def _open(opening: Opening) -> sockets.socket:
+    try:
+        while (sock := opening.attempt()) is None:
+            time.sleep(opening.pause())
+        try:
+            poll = select.poll()
+            poll.register(sock, select.POLLIN)
+            while not (poll.poll(opening.patience() * 1000) and opening.receive(sock)):
+                pass
+            sock.setblocking(True)
+        except BaseException:
+            sock.close()
+            raise
+    except BaseException:
+        opening.abandon()
+        raise
+    return sock
