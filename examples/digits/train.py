@@ -99,7 +99,9 @@ def loader_wait(client: tundish.Client) -> float:
 
 
 def progress(batches: Timed, title: str) -> Iterable[Any]:
-    """A bar: tqdm's where it is installed, else a plain one."""
+    """A bar: tqdm's where it is installed, else a plain one; none where nobody looks."""
+    if not sys.stderr.isatty():
+        return batches
     try:
         from tqdm import tqdm
     except ImportError:
