@@ -8,7 +8,6 @@ replies for which something happened since the driver looked last.
 from __future__ import annotations
 
 import os
-import struct
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
@@ -16,6 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from ..errors import ConnectError, ConnectionLost, ProtocolError, TundishError
+from .acks import ack_message
 from .connection import CLIENT_LIMITS, VERSIONS, Connection, Limits
 from .frames import Message
 from .quick import QuickDecoder
@@ -345,7 +345,7 @@ class ClientConnection(Connection):
             credit = {"batches": 1, "bytes": cell.nbytes}
             self.send("CREDIT", {"stream": stream.number, "credits": credit})
         else:
-            self._out.append(_ack(stream.number, stream.owed, cell.nbytes))
+            self._out.append(ack_message(stream.number, stream.owed, cell.nbytes))
             stream.owed = None
 
     def cancel(self, stream: StreamState) -> None:
@@ -361,19 +361,6 @@ def _times(header: dict[str, Any]) -> Sequence[int]:
     if len(times) != 2:
         raise ProtocolError(f"times must be two integers, got {times!r:.80}")
     return times
-
-
-_ACK = struct.Struct(">BI14sQ7sQ25sQ")
-_ACK_START = b"\x92\xa3ACK\x83\xa6stream\xcf"
-_ACK_BATCH = b"\xa5batch\xcf"
-_ACK_CREDITS = b"\xa7credits\x82\xa7batches\x01\xa5bytes\xcf"
-
-
-def _ack(stream: int, batch: int, nbytes: int) -> bytes:
-    """Encodes an ACK that gives one batch of credit back: it is sent for every batch."""
-    return _ACK.pack(
-        0xCE, _ACK.size - 5, _ACK_START, stream, _ACK_BATCH, batch, _ACK_CREDITS, nbytes
-    )
 
 
 def _lost(error: Exception) -> ConnectionLost:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tundish_client.errors import ConnectError, ProtocolError
 
+from .acks import Ack, AckDecoder
 from .asking import (
     Cancelled,
     EpochAsked,
@@ -58,6 +59,7 @@ class ServerConnection(Connection):
 
     def __init__(self, limits: Limits = SERVER_LIMITS) -> None:
         super().__init__(limits)
+        self._decoder = AckDecoder(limits.head, limits.body)
         self.version: int | None = None
         self.streams: dict[int, ServerStream] = {}
         self._shared_memory = False
@@ -85,6 +87,8 @@ class ServerConnection(Connection):
         return events
 
     def _event(self, message: Message) -> Event | None:
+        if type(message) is Ack and self.version is not None:
+            return self._quick_ack(message)
         handler = _HANDLERS.get(message.kind)
         if handler is None:
             raise ProtocolError(f"a client may not send {message.kind!r:.40}")
@@ -141,6 +145,14 @@ class ServerConnection(Connection):
             raise ProtocolError(f"more than {MAX_STREAMS} streams on one connection")
         self.streams[stream.number] = stream
         return EpochAsked(stream)
+
+    def _quick_ack(self, message: Ack) -> Event | None:
+        stream = self.streams.get(message.stream)
+        if stream is None:
+            return None
+        stream.acked = max(stream.acked, message.batch)
+        stream.grant(1, message.nbytes)
+        return Granted(stream)
 
     def _ack(self, header: dict[str, Any]) -> Event | None:
         stream = self.streams.get(read_integer(header, "stream", 1))
