@@ -4,6 +4,10 @@ A lease is the `Batch` object itself: as long as it is in the table its slot isn
 the table when the client returns the slot, or when the side channel has hung up everywhere, which
 the kernel tells when no process holds the client's end any more. That the main socket is gone says
 nothing about who still looks at the slots: until then they are quarantined.
+
+While batches flow, a message about every batch comes on the main socket, and returned slots are
+collected then: being woken for each return as well would cost more than sending a batch does. When
+nothing has flowed for a moment, each return wakes the loop.
 """
 
 from __future__ import annotations
@@ -29,6 +33,10 @@ _DROPPED = 2
 _SEGMENT = 3
 _PACKET = 64 * 1024 // _RECORD.size * _RECORD.size
 _PACKETS = 256
+_FLOWING = 0.005  # seconds after which nothing flows any more
+_FEW = 4  # slots; fewer small ones are not worth a look
+_SMALL = 64 * 1024
+_END = select.EPOLLHUP | select.EPOLLRDHUP
 _SEND = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 Slot = tuple[int, int, int]
@@ -39,6 +47,8 @@ class Leases:
 
     Attributes:
         client_end: The end of the channel that goes to the client; close it once sent.
+        over: Whether the channel has hung up everywhere: nobody looks at any slot any more.
+        failed: How the client broke the rules, if it did.
         usable: Whether batches may be lent. False once the channel hung up, and in quarantine.
     """
 
@@ -70,10 +80,15 @@ class Leases:
         self._side, self.client_end = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         )
-        self._watched: int | None = self._side.fileno()
+        self._watch = select.epoll()
+        self._watch.register(self._side, select.EPOLLIN | _END)
+        self._timer: asyncio.TimerHandle | None = None
+        self._flowed = False
+        self._bulky = False
+        self.over = False
         self.usable = True
         self.failed: ProtocolError | None = None
-        loop.add_reader(self._watched, self._readable)
+        loop.add_reader(self._watch.fileno(), self._readable)
 
     def __len__(self) -> int:
         return len(self._lent)
@@ -82,11 +97,6 @@ class Leases:
     def segments(self) -> frozenset[int]:
         """Segments that the client has."""
         return frozenset(self._segments)
-
-    @property
-    def over(self) -> bool:
-        """Whether the channel has hung up everywhere: nobody looks at any slot any more."""
-        return self._watched is None
 
     def room(self) -> bool:
         """Whether another slot may be lent."""
@@ -115,6 +125,7 @@ class Leases:
     def lend(self, batch: Batch, slot: Slot) -> None:
         """Keeps `batch` until its slot is returned."""
         self._lent[slot] = batch
+        self._bulky = batch.nbytes > _SMALL
 
     def take_back(self, slot: Slot) -> None:
         """Takes a slot back; an unknown or repeated return does nothing."""
@@ -122,9 +133,28 @@ class Leases:
 
     def __del__(self) -> None:
         # A loop that was closed never tells us of a hang-up; the sockets still have to go.
-        for sock in (self._side, self.client_end):
+        for sock in (self._side, self.client_end, self._watch):
             with contextlib.suppress(OSError):
                 sock.close()
+
+    def flow(self) -> None:
+        """Collects returned slots; to be called when the client has said something else."""
+        self._flowed = True
+        if self._timer is None and not self.over:
+            self._watch.modify(self._side, _END)
+            self._timer = self._loop.call_later(_FLOWING, self._still)
+        if self._bulky or len(self._lent) > _FEW:
+            self._readable()
+
+    def _still(self) -> None:
+        self._timer = None
+        if self.over:
+            return
+        if self._flowed:
+            self._flowed = False
+            self._timer = self._loop.call_later(_FLOWING, self._still)
+        else:
+            self._watch.modify(self._side, select.EPOLLIN | _END)
 
     def quarantine(self) -> None:
         """The main socket is gone: lend no more, wait for the side channel to hang up."""
@@ -139,14 +169,19 @@ class Leases:
         self._segments.clear()
 
     def _unwatch(self) -> None:
-        if self._watched is not None:
-            self._loop.remove_reader(self._watched)
-            self._watched = None
+        if not self.over:
+            self.over = True
+            self._loop.remove_reader(self._watch.fileno())
+            self._watch.close()
             self._side.close()
+        if self._timer is not None:
+            self._timer.cancel()
         with contextlib.suppress(OSError):
             self.client_end.close()
 
     def _readable(self) -> None:
+        if self.over:
+            return
         for _ in range(_PACKETS):
             try:
                 packet = self._side.recv(_PACKET)

@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 __all__ = ["Outbox"]
 
+_COPIED = 64 * 1024  # up to here one buffer is cheaper than a vector of several
 _VECTOR = min(os.sysconf("SC_IOV_MAX"), 256)
 _SEND = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class Outbox:
-    """Buffers on their way into a socket, written in order and never copied.
+    """Buffers on their way into a socket, written in order; large ones are never copied.
 
     A memoryview keeps its owner alive until it is written. Lives on the loop's thread.
 
@@ -62,14 +63,15 @@ class Outbox:
         if self._queue:
             self._append(buffers)
             return
-        if len(buffers) == 1:
+        if len(buffers) == 1 or sum(map(len, buffers)) <= _COPIED:
+            data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
             try:
-                sent = self._sock.send(buffers[0], _SEND)
+                sent = self._sock.send(data, _SEND)
             except BlockingIOError:
                 sent = 0
-            if sent == len(buffers[0]):
+            if sent == len(data):
                 return
-            buffers[0] = memoryview(buffers[0])[sent:]
+            buffers = [memoryview(data)[sent:]]
         self._append(buffers)
         self._drain()
 

@@ -100,7 +100,11 @@ class Session:
             self._ended()
             return
         try:
+            if self.leases is not None:
+                self.leases.flow()
             for event in conn.receive(n):
+                if self._closed:
+                    return
                 self._handle(event)
         except Exception as error:
             self.broken(error)
