@@ -158,7 +158,7 @@ def _arrays(arrays: Values, defer: bool) -> Any:
     if [array.shape for array in arrays].count(shape) != count:
         _refuse_difference(arrays, lambda array: f"shape {array.shape}")
     alike = [array.dtype for array in arrays].count(dtype) == count and dtype.isnative
-    if not alike or dtype.hasobject:
+    if not alike or dtype.kind in "OV":  # isnative overlooks subarrays of structured types
         dtype = _common_dtype(arrays)
     if not shape:
         return np.array(arrays, dtype)
@@ -171,11 +171,12 @@ def _common_dtype(arrays: Values) -> np.dtype[Any]:
     for at, array in enumerate(arrays):
         if array.dtype.hasobject:
             raise _Mismatch(TypeError, (at, f"dtype {array.dtype} (Python objects)"))
-    dtypes = {array.dtype.newbyteorder("=") for array in arrays}
+    dtypes: set[np.dtype[Any]] = {array.dtype.newbyteorder("=") for array in arrays}
     if len(dtypes) == 1:
         return dtypes.pop()
     kinds = {dtype.kind for dtype in dtypes}
-    if not (kinds <= set("biufc") or kinds in ({"S"}, {"U"})):
+    own = all(dtype.type.__module__ == "numpy" for dtype in dtypes)
+    if not own or not (kinds <= set("biufc") or kinds in ({"S"}, {"U"})):
         _refuse_difference(arrays, lambda array: f"dtype {array.dtype}", TypeError)
     target: np.dtype[Any] = np.result_type(*dtypes)
     for array in arrays:

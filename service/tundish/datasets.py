@@ -27,9 +27,10 @@ class ArrayDataset:
             columns.
         **named: named fields instead; samples and batches are dicts.
 
-    Each array has the samples along its first axis and any dtype but Python objects. Arrays and
-    memmaps are used as they are (no copy; a memmap stays on disk), whatever their strides.
-    Big-endian arrays are converted once, here; big-endian memmaps batch by batch, more slowly.
+    Each array has the samples along its first axis and any dtype but Python objects; a batch holds
+    arrays of the same dtypes in native byte order. Arrays and memmaps are used as they are (no
+    copy; a memmap stays on disk), whatever their strides. Big-endian arrays are converted once,
+    here; big-endian memmaps batch by batch, as structured arrays are, by one thread at a time.
 
     Raises:
         ConfigError: no array, arrays of different lengths, unnamed mixed with named ones.
@@ -89,6 +90,12 @@ class ArrayDataset:
         """Bytes of one sample, all fields together."""
         return sum(field[:1].nbytes if len(field) else 0 for field in self._fields)
 
+    def _gather(self, indices: Any) -> Any:
+        """The batch of these samples, for arrays that the engine doesn't read by itself."""
+        fields = map(np.asarray, self._fields)
+        rows = [f[indices].astype(f.dtype.newbyteorder("="), copy=False) for f in fields]
+        return rows if self._names is None else dict(zip(self._names, rows, strict=True))
+
     def _native_source(self) -> _core.ArraySource | None:
         """The engine's own reader of these arrays; None where rows must go through Python."""
         names = self._names or (None,) * len(self._fields)
@@ -117,9 +124,9 @@ def _checked(label: str, field: Array) -> Array:
         raise ConfigError(
             f"ArrayDataset: field {label!r} has no first dimension to count samples by"
         )
-    if field.dtype.isnative or isinstance(field, np.memmap):
+    if isinstance(field, np.memmap):
         return field
-    return field.astype(field.dtype.newbyteorder("="))
+    return field.astype(field.dtype.newbyteorder("="), copy=False)
 
 
 def _wire_name(dtype: np.dtype[Any]) -> str | None:
@@ -141,4 +148,4 @@ def _exportable(field: Array) -> Array:
 
 def _exports(dtype: np.dtype[Any]) -> bool:
     """Whether numpy exports arrays of `dtype` through the buffer protocol."""
-    return dtype.kind in "biufcSU"
+    return dtype.kind in "biufcSU" and dtype.type.__module__ == "numpy"

@@ -269,12 +269,10 @@ class DataLoader:
         waker: _core.Waker | None = None,
         token: int = 0,
     ) -> _core.Run:
-        source: _core.ArraySource | _core.CallSource | None = None
-        if self._native:
-            source = self.dataset._native_source()
+        source = self.dataset._native_source() if self._native else None
         encode = arena is not None or source is not None
         if source is None:
-            source = _core.CallSource(Produce(self.dataset, self.collate_fn, inline=not pooled))
+            source = _core.CallSource(self._produce(inline=not pooled))
         return _core.Run(
             source,
             plan,
@@ -287,6 +285,12 @@ class DataLoader:
             waker=waker,
             token=token,
         )
+
+    def _produce(self, *, inline: bool) -> Produce:
+        if self._native:
+            # Arrays that the engine can't read: all rows of a batch in one step of numpy's.
+            return Produce(_Indices(), self.dataset._gather, inline=inline)
+        return Produce(self.dataset, self.collate_fn, inline=inline)
 
     def _own_arena(self) -> _core.Arena:
         with self._lock:
@@ -326,6 +330,13 @@ class DataLoader:
             "drop_last": self.drop_last,
             "world_size": world_size,
         }
+
+
+class _Indices:
+    """A dataset whose samples are their own indices."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return indices
 
 
 def _is_native(dataset: Any) -> bool:

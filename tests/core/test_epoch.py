@@ -152,9 +152,7 @@ def test_out_of_order_has_no_positions_and_says_so():
 
 @EVERY_MODE
 def test_out_of_order_does_not_wait_for_a_slow_batch(mode):
-    loader = DataLoader(
-        Slow(32, {0: 300 * MS}), 1, num_workers=4, prefetch=4, in_order=False
-    )
+    loader = DataLoader(Slow(32, {0: 300 * MS}), 1, num_workers=4, prefetch=4, in_order=False)
     found = outcomes(iter(loader), mode)
     assert sorted(found) == [[index] for index in range(32)]
     assert found[0] != [0]

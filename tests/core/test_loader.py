@@ -62,12 +62,14 @@ def test_arguments_are_refused_by_name_and_value(name, value):
 
 
 def test_an_unknown_order_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="'stable', 'torch', 'torch:default', 'torch:persistent'"):
+    with pytest.raises(
+        ConfigError, match=r"'stable', 'torch', 'torch:default', 'torch:persistent'"
+    ):
         DataLoader(Range(3), order="random")
 
 
 def test_samplers_say_that_they_are_not_supported_yet():
-    with pytest.raises(ConfigError, match="sampler=.* not supported yet"):
+    with pytest.raises(ConfigError, match=r"sampler=.* not supported yet"):
         DataLoader(Range(3), sampler=iter([1]))
 
 
