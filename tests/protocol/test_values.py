@@ -344,3 +344,15 @@ def test_threads_encode_side_by_side():
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_big_endian_subarrays_of_a_structure_keep_their_values():
+    # numpy calls this dtype native, although its subarray isn't.
+    array = np.zeros(3, [("a", "u1"), ("b", ">f8", (2,))])
+    array["b"] = 5
+    encoded = encode_value({"s": array})
+    body = np.zeros(encoded.nbytes, np.uint8)
+    encoded.write_into(body)
+    got = resolve(unpack(encoded.packed), body)["s"]
+    assert got.dtype == np.dtype([("a", "u1"), ("b", "<f8", (2,))])
+    assert np.array_equal(got["b"], array["b"])

@@ -45,7 +45,10 @@ _CACHED = 512
 
 def native(dtype: Dtype) -> Dtype:
     """The same type in the byte order of this machine."""
-    return dtype if dtype.isnative else dtype.newbyteorder("=")
+    # Not only where `isnative` says no: it overlooks subarrays in structures.
+    if dtype.isnative and dtype.names is None:
+        return dtype
+    return dtype.newbyteorder("=")
 
 
 def dtype_to_wire(dtype: Dtype) -> Any:

@@ -98,9 +98,7 @@ class Encoded:
                 end = offset + len(part)
                 body[offset:end] = np.frombuffer(part, np.uint8)
             else:
-                dtype = part.dtype
-                if not dtype.isnative:
-                    dtype = native(dtype)
+                dtype = native(part.dtype)
                 out = np.ndarray(part.shape, dtype, body, offset)
                 end = offset + out.nbytes
                 if isinstance(part, Deferred):
