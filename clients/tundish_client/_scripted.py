@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._protocol.acks import Ack
 from ._protocol.asking import (
     Cancelled,
     EpochAsked,
@@ -96,8 +97,16 @@ class _Core(ServerConnection):
 
     def buffer_updated(self, nbytes: int) -> list[Message]:
         messages = super().buffer_updated(nbytes)
-        self._log.extend((message.kind, message.header) for message in messages)
+        self._log.extend((message.kind, _header(message)) for message in messages)
         return messages
+
+
+def _header(message: Message) -> dict[str, Any]:
+    """The header, also of an ACK that was read without making one."""
+    if not isinstance(message, Ack):
+        return message.header
+    credit = {"batches": 1, "bytes": message.nbytes}
+    return {"stream": message.stream, "batch": message.batch, "credits": credit}
 
 
 class ScriptedConnection:

@@ -3,7 +3,8 @@
 import msgpack
 import pytest
 
-from tundish_client._protocol.client import END, ClientConnection, _ack
+from tundish_client._protocol.acks import ack_message
+from tundish_client._protocol.client import END, ClientConnection
 from tundish_client._protocol.frames import encode_message
 from tundish_client._protocol.reading import StreamState
 from tundish_client._protocol.values import encode_value
@@ -99,7 +100,7 @@ def test_credits_and_acks(core):
 
 
 def test_ack_in_its_short_form_is_a_message():
-    data = _ack(2**40, 2**50, 2**60)
+    data = ack_message(2**40, 2**50, 2**60)
     assert msgpack.unpackb(data[5:]) == [
         "ACK", {"stream": 2**40, "batch": 2**50, "credits": {"batches": 1, "bytes": 2**60}}
     ]  # fmt: skip
