@@ -29,7 +29,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from ._protocol.values import encode_value
-from ._scripted import Arena, ScriptedConnection
+from ._scripted import ScriptedConnection
+from ._scripted_arena import Arena
 
 __all__ = ["Batch", "Close", "Cut", "End", "Fail", "Goaway", "Raw", "ScriptedServer", "Silence"]
 
