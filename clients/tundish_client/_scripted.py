@@ -27,6 +27,7 @@ from ._protocol.server import ServerConnection
 from ._protocol.values import encode_value
 
 if TYPE_CHECKING:
+    from ._scripted_arena import Arena
     from .testing import ScriptedServer
 
 __all__ = ["ScriptedConnection"]
