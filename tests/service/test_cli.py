@@ -215,6 +215,7 @@ class TestRestart:
         command = [sys.executable, "-m", "tundish", "serve", "feeds.py", "--socket", str(path)]
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, umask=0) as process:
             process.stdout.readline()
+            wait_for(lambda: bool(seen), "a look at the socket")
             process.terminate()
         stop.set()
         watcher.join()

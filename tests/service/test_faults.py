@@ -213,18 +213,23 @@ BIG = """
     train = DataLoader(Big(), batch_size=1, num_workers=2)
 """
 
-# Reads one frame and a part of the next, says so, and waits for its end.
-VICTIM = textwrap.dedent("""
-    import sys, time
+# Forks a victim for each line: it reads one frame and a part of the next, and waits for its end.
+VICTIMS = textwrap.dedent("""
+    import os, signal, sys, time
     from helpers.raw import Raw, epoch
-    raw = Raw(sys.argv[1], shared_memory=sys.argv[2] == "shared")
-    raw.sock.sendall(epoch())
-    raw.receive("START")
-    raw.value(raw.receive("BATCH"))
-    if sys.argv[2] == "inline":
-        raw.sock.recv(2**20)
-    print("ready", flush=True)
-    time.sleep(60)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        if os.fork():
+            continue
+        how = line.strip()
+        raw = Raw(sys.argv[1], shared_memory=how == "shared")
+        raw.sock.sendall(epoch())
+        raw.receive("START")
+        raw.value(raw.receive("BATCH"))
+        if how == "inline":
+            raw.sock.recv(2**20)
+        print(os.getpid(), flush=True)
+        time.sleep(60)
 """)
 
 
@@ -232,24 +237,36 @@ def counts(pid: int) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 
-@pytest.mark.timeout(120)
+@contextlib.contextmanager
+def victims(service):
+    """Gives the pid of a client in the middle of a frame, as often as it is called."""
+    with subprocess.Popen(
+        [sys.executable, "-c", VICTIMS, str(service.socket)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": "tests"},
+    ) as process:
+
+        def next_victim(how: str) -> int:
+            process.stdin.write(how.encode() + b"\n")
+            process.stdin.flush()
+            return int(process.stdout.readline())
+
+        yield next_victim
+        process.stdin.close()
+
+
+@pytest.mark.timeout(60)
 def test_killed_consumers_leave_nothing_behind(serve):
     service = serve(BIG)
     pid = service.process.pid
-    with Client(service.socket) as client:
+    with Client(service.socket) as client, victims(service) as next_victim:
         batches = iter(client.epoch(0))
         half = [int(next(batches)[0, 0]) for _ in range(8)]
         for number in range(54):
             if number == 4:  # the arena has as many segments now as this needs
                 before = counts(pid)
-            how = "shared" if number % 2 else "inline"
-            with subprocess.Popen(
-                [sys.executable, "-c", VICTIM, str(service.socket), how],
-                stdout=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": "tests"},
-            ) as victim:
-                assert victim.stdout.readline() == b"ready\n"
-                victim.send_signal(signal.SIGKILL)
+            os.kill(next_victim("shared" if number % 2 else "inline"), signal.SIGKILL)
             wait_for(lambda: client.stats()["connections"] == 1, "the loss to be seen", 1000 * MS)
         stats = client.stats()
         assert stats["slots"]["quarantined"] == 0
