@@ -1,0 +1,157 @@
+"""The server's side of the protocol, without a socket: layouts that skip msgpack, and credits."""
+
+from types import SimpleNamespace
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.raw import epoch, hello
+from helpers.wire import decoder, feed
+from tundish_client._protocol.acks import Ack, AckDecoder, ack_message
+from tundish_client._protocol.asking import Cancelled, EpochAsked, Granted, HelloReceived
+from tundish_client._protocol.batch_frames import inline_head, lent_head
+from tundish_client._protocol.frames import encode_message
+from tundish_client._protocol.server import ServerConnection
+from tundish_client._protocol.values import encode_value, resolve
+
+unsigned = st.integers(0, 2**63 - 1)
+
+
+def say(conn: ServerConnection, data: bytes) -> list:
+    events = []
+    view = memoryview(data)
+    while view:
+        buffer = conn.get_buffer()
+        n = min(len(buffer), len(view))
+        buffer[:n] = view[:n]
+        events += conn.receive(n)
+        view = view[n:]
+    return events
+
+
+@pytest.fixture
+def conn() -> ServerConnection:
+    conn = ServerConnection()
+    (event,) = say(conn, hello(shared_memory=True))
+    assert event == HelloReceived("raw", event.pid, shared_memory=True)
+    conn.welcome({"name": "tundish", "pid": 1}, "here", shared_memory=True)
+    conn.data_to_send()
+    return conn
+
+
+def batch(value: object, samples: int) -> SimpleNamespace:
+    encoded = encode_value(value)
+    nbytes = encoded.nbytes + 8 * samples
+    return SimpleNamespace(
+        batch=7, times=(2**60, 2**61), nbytes=nbytes, packed=encoded.packed,
+        samples_offset=encoded.nbytes, segment=3, slot=4, generation=5, offset=8192,
+        encoded=encoded,
+    )  # fmt: skip
+
+
+@given(unsigned, unsigned, unsigned)
+def test_an_ack_in_the_fixed_layout_is_msgpack_too(stream, number, nbytes):
+    data = ack_message(stream, number, nbytes)
+    (message,) = feed(decoder(), data)
+    assert message.kind == "ACK"
+    assert message.header == {
+        "stream": stream,
+        "batch": number,
+        "credits": {"batches": 1, "bytes": nbytes},
+    }
+    (quick,) = feed(AckDecoder(2**20, 0), data)
+    assert type(quick) is Ack
+    assert (quick.stream, quick.batch, quick.nbytes) == (stream, number, nbytes)
+
+
+@given(st.binary(min_size=1, max_size=1), st.integers(5, len(ack_message(1, 1, 1)) - 1))
+def test_an_ack_with_a_byte_changed_is_read_as_msgpack_reads_it(byte, at):
+    data = bytearray(ack_message(1, 2, 3))
+    data[at : at + 1] = byte
+    try:
+        unpacked = msgpack.unpackb(bytes(data[5:]), strict_map_key=False)
+    except Exception:
+        return
+    if type(unpacked) is not list or type(unpacked[0]) is not str or type(unpacked[1]) is not dict:
+        return
+    (message,) = feed(AckDecoder(2**20, 0), bytes(data))
+    if type(message) is Ack:
+        assert unpacked[1]["credits"] == {"batches": 1, "bytes": message.nbytes}
+        assert (unpacked[1]["stream"], unpacked[1]["batch"]) == (message.stream, message.batch)
+    else:
+        assert message.header == unpacked[1]
+
+
+def test_an_ack_acknowledges_and_grants(conn):
+    (asked,) = say(conn, epoch(credits={"batches": 1, "bytes": 10}))
+    assert type(asked) is EpochAsked
+    stream = asked.stream
+    stream.charge(25)
+    assert (stream.batches, stream.bytes, stream.ready) == (0, -15, False)
+    (granted,) = say(conn, ack_message(1, 0, 25))
+    assert granted == Granted(stream)
+    assert (stream.batches, stream.bytes, stream.acked, stream.ready) == (1, 10, 0, True)
+    assert say(conn, ack_message(2, 0, 25)) == []
+    assert say(conn, encode_message("CANCEL", {"stream": 1})) == [Cancelled(stream)]
+    assert say(conn, ack_message(1, 1, 25)) == []
+    assert conn.failed is None
+
+
+def test_an_ack_before_hello_is_refused():
+    conn = ServerConnection()
+    assert say(conn, ack_message(1, 0, 0)) == []
+    assert "HELLO" in str(conn.failed)
+
+
+def test_credits_have_a_ceiling(conn):
+    (asked,) = say(conn, epoch(credits={"batches": 2**62, "bytes": 2**62}))
+    for _ in range(10):
+        say(conn, ack_message(1, 0, 2**62))
+    assert asked.stream.bytes <= 2**62
+    assert conn.failed is None
+
+
+@given(st.integers(0, 9), st.sampled_from([1, 15, 16, 300]))
+def test_the_head_of_an_inline_batch(rows, samples):
+    value = {"x": np.arange(rows * 3.0).reshape(rows, 3), "t": ("a", 2**70)}
+    source = batch(value, samples)
+    head = inline_head(5, source, samples)
+    assert len(head) % 64 == 0
+    body = np.zeros(source.nbytes, np.uint8)
+    source.encoded.write_into(body)
+    (message,) = feed(decoder(), head + body.tobytes())
+    assert message.header["stream"] == 5
+    assert message.header["batch"] == 7
+    assert message.header["times"] == [2**60, 2**61]
+    assert message.header["nbytes"] == len(message.body) == source.nbytes
+    found = resolve(message.header["value"], message.body)
+    assert found["t"] == value["t"]
+    assert np.array_equal(found["x"], value["x"])
+    assert len(resolve(message.header["samples"], message.body)) == samples
+
+
+def test_the_head_of_a_lent_batch():
+    source = batch({"x": np.arange(3)}, 3)
+    (message,) = feed(decoder(), lent_head(5, source, 3))
+    header = message.header
+    place = [header[key] for key in ("segment", "slot", "generation", "offset")]
+    assert place == [3, 4, 5, 8192]
+    assert message.body is None
+    assert (header["stream"], header["batch"], header["nbytes"]) == (5, 7, source.nbytes)
+
+
+def test_what_fits_no_limit_is_neither_sent_nor_charged(conn):
+    (asked,) = say(conn, epoch())
+    conn.peer_limits = type(conn.limits)(head=64, body=64)
+    source = batch({"x": np.arange(100)}, 100)
+    for send in (
+        lambda: conn.lend_batch(asked.stream, source, 100),
+        lambda: conn.send_batch(asked.stream, source, memoryview(bytes(source.nbytes)), 100),
+    ):
+        with pytest.raises(ValueError, match="make batches smaller"):
+            send()
+    assert conn.data_to_send() == []
+    assert asked.stream.sent == 0
