@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import weakref
 from itertools import starmap
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
 from tundish import _core
+from tundish.produce import Produce, WeakProduce
 from tundish.pump import Pump
 from tundish.workers import live_epochs
 from tundish_client import BatchInfo, BatchTimes, ConfigError, Position, TundishError
@@ -39,8 +42,8 @@ class Epoch:
     at its end it says so at every call; after ``close`` every call is an error. Dropping the
     iterator, or leaving its ``with`` block, cancels the work.
 
-    ``for`` waits in the calling thread; ``async for`` never blocks the loop. One consumer at a
-    time.
+    ``for`` waits in the calling thread; ``async for`` never blocks the loop. Threads that share an
+    epoch get each batch once between them; ``position`` and ``info`` are then of little use.
     """
 
     def __init__(self, loader: DataLoader, plan: _core.Plan, epoch: int, start: int) -> None:
@@ -52,9 +55,12 @@ class Epoch:
         self._cells = self._errors = self._samples = 0
         self._last: _core.Batch | BatchInfo | None = None
         self._run: _core.Run | None = None
+        self._produce: Produce | None = None
         self._over: str | None = None
-        # Between the engine and the consumer's hands: see __next__.
+        # Between the engine and the consumer's hands, in the thread that signals interrupt.
         self._held: list[Cell] = []
+        self._main = threading.main_thread().ident
+        self._lock = threading.Lock()
         self._tree: tuple[bytes, Any] = (b"", None)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._release: Callable[[], None] | None = None
@@ -123,18 +129,20 @@ class Epoch:
 
     def __next__(self) -> Any:
         """The next batch; waits for it in this thread, where signals are looked at."""
-        held = self._held
+        held = self._held if get_ident() == self._main else []
         if not held:
-            run = self._run or self._begin(StopIteration)
+            run = self._run or self._begin()
             # A signal handler may raise between any two steps of Python, so the cell goes from the
             # engine into the list within one step, and leaves it in one step once it is decoded.
             held.extend(starmap(run.next, _ONCE))
-        return self._hand_over(StopIteration)
+        return self._hand_over(held, StopIteration)
 
-    def _begin(self, stop: type[Exception]) -> _core.Run:
-        self._check_open(stop)
-        self._run = self.loader._run(self._plan, self._next, pooled=self.loader.num_workers > 0)
-        return self._run
+    def _begin(self) -> _core.Run:
+        with self._lock:  # of several threads, one begins the run
+            if self._run is not None:
+                return self._run
+            self._check_open(StopIteration)
+            return self._open(pooled=self.loader.num_workers > 0)
 
     # -- async for ------------------------------------------------------------------------------
 
@@ -144,11 +152,12 @@ class Epoch:
 
     async def __anext__(self) -> Any:
         """The next batch. Cancelling the wait loses nothing: the batch comes at the next call."""
-        if not self._held:
-            await self._fill()
-        return self._hand_over(StopAsyncIteration)
+        held = self._held if get_ident() == self._main else []
+        if not held:
+            await self._fill(held)
+        return self._hand_over(held, StopAsyncIteration)
 
-    async def _fill(self) -> None:
+    async def _fill(self, held: list[Cell]) -> None:
         loop = asyncio.get_running_loop()
         if self._waiter is not None:
             raise RuntimeError(
@@ -158,13 +167,13 @@ class Epoch:
         if loop.time() - self._turned > _BURST:
             await asyncio.sleep(0)
             self._turned = loop.time()
-        while not self._held:
+        while not held:
             run = self._run
             if run is None or self._loop is not loop:
                 run = self._begin_async(loop)
             cell = run.take()
             if cell is not None:
-                self._held.append(cell)
+                held.append(cell)
                 return
             await self._wait(loop)
 
@@ -189,10 +198,18 @@ class Epoch:
         token = pump.register(_weak_call(self))
         self._loop = loop
         self._release = _releaser(pump, token, loop)
-        self._run = self.loader._run(
-            self._plan, self._next, pooled=True, waker=pump.waker, token=token
-        )
-        return self._run
+        return self._open(pooled=True, waker=pump.waker, token=token)
+
+    def _open(self, *, pooled: bool, **wake: Any) -> _core.Run:
+        loader = self.loader
+        source: _core.ArraySource | _core.CallSource | None = loader._native_source()
+        if source is None:
+            # The engine gets a weak reference, since the collector can't look into it: a dataset
+            # that leads back to this epoch is then a cycle of Python objects only.
+            self._produce = loader._produce(inline=not pooled)
+            source = _core.CallSource(WeakProduce(self._produce))
+        run = self._run = loader._run(source, self._plan, self._next, pooled=pooled, **wake)
+        return run
 
     def _on_ready(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -200,36 +217,43 @@ class Epoch:
 
     # -- both -----------------------------------------------------------------------------------
 
-    def _hand_over(self, stop: type[Exception]) -> Any:
+    def _hand_over(self, held: list[Cell], stop: type[Exception]) -> Any:
         """Give the held cell to the consumer: a batch, its error, or the end."""
-        held = self._held
         cell = held[0]
         if isinstance(cell, _core.End):
-            self._end("at its end")
+            self._end("at its end", cancel=False)
             raise stop
+        size = self.loader.batch_size
+        samples = min(size, self._plan.samples - cell.batch * size)
         if isinstance(cell, _core.Failure):
-            self._count(cell.batch)
-            self._errors += 1
-            error = cell.error
-            del held[0]
-            try:
-                raise error
-            finally:
-                del error, cell  # the traceback holds this frame
+            self._settle(held, cell.batch, samples, failed=True)
+            _raise(cell)
         packed = cell.packed
-        value = None if packed is None else self._decode(cell, packed)
-        self._last = cell if packed is None else self._describe(cell)
-        self._count(cell.batch)
         if packed is None:
-            value = cell.object  # taken once, and nothing that could fail comes after it
-        del held[0]
+            self._settle(held, cell.batch, samples, last=cell)
+            return cell.object  # taken once: what comes after it can't fail
+        value = self._decode(cell, packed)
+        self._settle(held, cell.batch, samples, last=self._describe(cell))
         return value
 
-    def _count(self, batch: int) -> None:
-        size = self.loader.batch_size
+    def _settle(
+        self,
+        held: list[Cell],
+        batch: int,
+        samples: int,
+        *,
+        failed: bool = False,
+        last: _core.Batch | BatchInfo | None = None,
+    ) -> None:
+        """Count a cell as handed out. Nothing is called in here, so nothing can come between."""
         self._cells += 1
-        self._samples += min(size, self._plan.samples - batch * size)
-        self._next = max(self._next, batch + 1)
+        self._samples += samples
+        self._errors += failed
+        if last is not None:
+            self._last = last
+        if self._next <= batch:
+            self._next = batch + 1
+        del held[0]
 
     def _decode(self, batch: _core.Batch, packed: bytes) -> Any:
         if packed != self._tree[0]:
@@ -249,16 +273,17 @@ class Epoch:
                 f"ask the loader for epoch({self._epoch}, start={self._next})"
             )
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, *, cancel: bool = True) -> None:
         self._over = self._over or why
-        self._held.clear()
-        self._stop()
+        self._held = []
+        # At the end other threads may be about to be told of it by the same run.
+        self._stop(cancel=cancel)
 
-    def _stop(self) -> None:
+    def _stop(self, *, cancel: bool = True) -> None:
         run, self._run = self._run, None
         release, self._release = self._release, None
         self._loop = None
-        if run is not None:
+        if run is not None and cancel:
             run.cancel()
         if release is not None:
             release()
@@ -313,6 +338,14 @@ class Epoch:
         self._run, self._held = None, []
         self._loop = self._release = self._waiter = None
         return mine
+
+
+def _raise(cell: _core.Failure) -> NoReturn:
+    error = cell.error
+    try:
+        raise error
+    finally:
+        del error, cell  # the traceback holds this frame
 
 
 def _weak_call(epoch: Epoch) -> Callable[[], None]:

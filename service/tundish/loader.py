@@ -257,10 +257,12 @@ class DataLoader:
         """
         if plan is None:
             plan = self._plan(epoch, rank, world_size, uneven)
-        return self._run(plan, start, pooled=True, arena=arena, waker=waker, token=token)
+        source = self._native_source() or _core.CallSource(self._produce(inline=False))
+        return self._run(source, plan, start, pooled=True, arena=arena, waker=waker, token=token)
 
     def _run(
         self,
+        source: _core.ArraySource | _core.CallSource,
         plan: _core.Plan,
         start: int,
         *,
@@ -269,22 +271,24 @@ class DataLoader:
         waker: _core.Waker | None = None,
         token: int = 0,
     ) -> _core.Run:
-        source = self.dataset._native_source() if self._native else None
-        encode = arena is not None or source is not None
-        if source is None:
-            source = _core.CallSource(self._produce(inline=not pooled))
+        if arena is None and isinstance(source, _core.ArraySource):
+            arena = self._own_arena()
         return _core.Run(
             source,
             plan,
             start=start,
             pool=self._workers.pool() if pooled else None,
-            arena=arena or (self._own_arena() if encode else None),
-            encode=encode,
+            arena=arena,
+            encode=arena is not None,
             window=max(1, self.num_workers) + self.prefetch if pooled else 1,
             in_order=self.in_order,
             waker=waker,
             token=token,
         )
+
+    def _native_source(self) -> _core.ArraySource | None:
+        source: _core.ArraySource | None = self.dataset._native_source() if self._native else None
+        return source
 
     def _produce(self, *, inline: bool) -> Produce:
         if self._native:

@@ -12,6 +12,7 @@ import asyncio
 import dis
 import signal
 import threading
+import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from tundish._core import Task
 
-__all__ = ["Produce"]
+__all__ = ["Produce", "WeakProduce"]
 
 _NOTE = "tundish: "
 _SHOWN = 8
@@ -51,7 +52,7 @@ class Produce:
         inline: the consumer's own thread does the work, so nobody can cancel between two samples.
     """
 
-    __slots__ = ("_collate_fn", "_dataset", "_getitems", "_inline")
+    __slots__ = ("__weakref__", "_collate_fn", "_dataset", "_getitems", "_inline")
 
     def __init__(
         self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None, *, inline: bool = False
@@ -114,6 +115,22 @@ class Produce:
         except BaseException as error:
             _settle(error, f"encoding the batch of dataset indices {_some(indices)}", task)
         return encoded.packed
+
+
+class WeakProduce:
+    """A ``Produce`` that is there as long as its epoch is."""
+
+    __slots__ = ("_target",)
+
+    def __init__(self, produce: Produce) -> None:
+        self._target = weakref.ref(produce)
+
+    def __call__(self, indices: list[int], task: Task) -> Any:
+        """Like ``Produce``."""
+        produce = self._target()
+        if produce is None:
+            raise _Cancelled
+        return produce(indices, task)
 
 
 class _Cancelled(Exception):

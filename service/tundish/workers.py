@@ -18,7 +18,7 @@ __all__ = ["Workers", "live_epochs"]
 
 # Seconds that all pools together get at interpreter exit. A worker that is stuck in user code by
 # then is left behind: the engine parks it, and it goes with the process.
-_EXIT_GRACE = 0.2
+_EXIT_GRACE = 0.05
 
 live_epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
 """Epochs that may have a run."""
