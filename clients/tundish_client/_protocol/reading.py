@@ -287,7 +287,7 @@ class StreamState:
 
     def _lost(self, failure: ConnectionLost) -> str:
         epoch, batch = self.position
-        return f"{failure}; resume with epoch({epoch}, start={batch})"
+        return f"{failure}; resume on a new client with epoch({epoch}, start={batch})"
 
     def state(self) -> dict[str, Any]:
         """The position as plain data; see `Stream.state_dict`."""
