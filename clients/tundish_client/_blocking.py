@@ -2,8 +2,9 @@
 
 A short lock guards the core; one thread at a time is the reader and waits in the socket, without
 the lock. A signal handler may raise anywhere: in a wait it costs nothing, because the system call's
-result is noted without a bytecode between; in an update of the core it fails the connection, with
-the position to resume from.
+result is noted without a bytecode between. An update of the core holds Ctrl-C back until it is
+done; what another signal's handler raises there fails the connection, with the position to resume
+from.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from ._base import Life, Opening
 from ._protocol.reading import StreamState
+from ._signals import uninterrupted
 from .errors import ConnectionLost, TundishError
 
 __all__ = ["BlockingLink"]
@@ -77,7 +79,7 @@ class BlockingLink:
         """Changes the core, under the lock, and sends what that led to."""
         with self._lock:
             self.life.check()
-            result = self._guarded(change, args)
+            result = uninterrupted(self._guarded, change, args)
         self._cancel_dropped()
         return result
 
@@ -140,7 +142,7 @@ class BlockingLink:
         try:
             while True:
                 with self._changed:
-                    result = self._step(ready, args)
+                    result = uninterrupted(self._step, ready, args)
                     if result is not None:
                         return result
                     if self._reader not in (None, me):

@@ -1,11 +1,41 @@
-"""Keeping a Ctrl-C that lands in a finalizer."""
+"""Ctrl-C at moments where an exception would do harm."""
 
 from __future__ import annotations
 
 import _thread
+import signal
+import threading
 import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeVar
 
-__all__ = ["interrupt_again"]
+__all__ = ["interrupt_again", "uninterrupted"]
+
+T = TypeVar("T")
+
+_MAIN = threading.main_thread().ident
+
+
+def uninterrupted(change: Callable[..., T], *args: Any) -> T:
+    """Returns ``change(*args)``; a Ctrl-C meanwhile is delivered right after.
+
+    For short, non-blocking changes of state that an exception in the middle would leave half
+    done. SIGINT's handler is put back in any case; handlers of other signals are not held back.
+    """
+    if threading.get_ident() != _MAIN:
+        return change(*args)  # Python runs signal handlers in the main thread only
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):
+        return change(*args)  # the default action, ignored, or not Python's to exchange
+    held: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        return change(*args)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if held:
+            previous(*held[0])
 
 
 def _later() -> None:
