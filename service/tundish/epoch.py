@@ -63,7 +63,7 @@ class Epoch:
         self._lock = threading.Lock()
         self._tree: tuple[bytes, Any] = (b"", None)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._release: Callable[[], None] | None = None
+        self._registration: _Registration | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._turned = 0.0
         live_epochs.add(self)
@@ -194,11 +194,10 @@ class Epoch:
                 "position to go on from here"
             )
         self._stop()
-        pump = Pump.of(loop)
-        token = pump.register(_weak_call(self))
+        registration = _Registration(loop, self)
         self._loop = loop
-        self._release = _releaser(pump, token, loop)
-        return self._open(pooled=True, waker=pump.waker, token=token)
+        self._registration = registration
+        return self._open(pooled=True, waker=registration.waker, token=registration.token)
 
     def _open(self, *, pooled: bool, **wake: Any) -> _core.Run:
         loader = self.loader
@@ -281,12 +280,12 @@ class Epoch:
 
     def _stop(self, *, cancel: bool = True) -> None:
         run, self._run = self._run, None
-        release, self._release = self._release, None
+        registration, self._registration = self._registration, None
         self._loop = None
         if run is not None and cancel:
             run.cancel()
-        if release is not None:
-            release()
+        if registration is not None:
+            registration.release()
 
     def close(self) -> None:
         """Cancel what is being worked on; never waits. Does nothing at the end or twice."""
@@ -325,18 +324,13 @@ class Epoch:
         """Close it."""
         self.close()
 
-    def __del__(self) -> None:
-        """Cancel the run of an epoch that nobody holds any more."""
-        if getattr(self, "_run", None) is not None:
-            self._stop()
-
     def _forget(self) -> Any:
         """Part with a run whose threads stayed in the parent of a fork, to be kept for ever."""
-        mine = (self._run, self._held)
+        mine = (self._run, self._held, self._registration)
         if self._run is not None:
             self._over = "was begun before a fork, in the parent process, and stood"
         self._run, self._held = None, []
-        self._loop = self._release = self._waiter = None
+        self._loop = self._registration = self._waiter = None
         return mine
 
 
@@ -360,15 +354,29 @@ def _weak_call(epoch: Epoch) -> Callable[[], None]:
     return wake
 
 
-def _releaser(pump: Pump, token: int, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    """Takes the wake-up out of the pump, from whatever thread the epoch ends on."""
+class _Registration:
+    """An epoch's place in the pump of its loop, given up when the epoch is.
 
-    def release() -> None:
-        if asyncio._get_running_loop() is loop:
-            pump.unregister(token)
+    An object of its own, so that an epoch under ``for`` is freed without running Python code, in
+    which a Ctrl-C would be lost.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, epoch: Epoch) -> None:
+        self._loop = loop
+        self._pump: Pump | None = Pump.of(loop)
+        self.waker = self._pump.waker
+        self.token = self._pump.register(_weak_call(epoch))
+
+    def release(self) -> None:
+        """Take the wake-up out of the pump, from whatever thread this is."""
+        pump, self._pump = self._pump, None
+        if pump is None:
+            return
+        if asyncio._get_running_loop() is self._loop:
+            pump.unregister(self.token)
             return
         # A loop that is closed, or closes just now, takes its pump along.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(pump.unregister, token)
+            self._loop.call_soon_threadsafe(pump.unregister, self.token)
 
-    return release
+    __del__ = release

@@ -94,6 +94,7 @@ class DataLoader:
         self.collate_fn: Final = collate_fn
         self.drop_last: Final = flag("drop_last", drop_last)
         self.seed: Final = draw_seed() if seed is None else integer("seed", seed, 0, 2**64 - 1)
+        self._lasting_order: Final = seed is not None or not self.shuffle
         self.order: Final = one_of("order", order, ORDERS)
         self.in_order: Final = flag("in_order", in_order)
         self.prefetch: Final = (
@@ -188,7 +189,7 @@ class DataLoader:
 
         A later epoch starts new workers.
         """
-        for epoch in list(live_epochs):
+        for epoch in live_epochs:
             if epoch.loader is self:
                 epoch.close()
         self._workers.close(0.0)

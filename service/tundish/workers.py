@@ -7,23 +7,55 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tundish import _core
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tundish.epoch import Epoch
 
-__all__ = ["Workers", "live_epochs"]
+__all__ = ["Live", "Workers", "live_epochs"]
+
+T = TypeVar("T")
 
 # Seconds that all pools together get at interpreter exit. A worker that is stuck in user code by
 # then is left behind: the engine parks it, and it goes with the process.
 _EXIT_GRACE = 0.05
 
-live_epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
+
+class Live(Generic[T]):
+    """Objects that may still be alive, held weakly.
+
+    Unlike a WeakSet it runs no Python code when one of them is freed: a Ctrl-C that arrives inside
+    such code is printed and lost, and an epoch is freed as often as a loop ends.
+    """
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[T]] = {}
+        self._tidy_at = 64
+
+    def add(self, thing: T) -> None:
+        """Adds `thing`."""
+        references = self._references
+        references[id(thing)] = weakref.ref(thing)
+        if len(references) >= self._tidy_at:
+            for key, reference in list(references.items()):
+                if reference() is None and references.get(key) is reference:
+                    references.pop(key, None)
+            self._tidy_at = max(64, 2 * len(references))
+
+    def __iter__(self) -> Iterator[T]:
+        """Those that are alive now."""
+        found = [reference() for reference in list(self._references.values())]
+        return iter([thing for thing in found if thing is not None])
+
+
+live_epochs: Live[Epoch] = Live()
 """Epochs that may have a run."""
 
-_all: weakref.WeakSet[Workers] = weakref.WeakSet()
+_all: Live[Workers] = Live()
 _leaked: list[Any] = []
 _exiting = threading.Event()
 
@@ -65,17 +97,17 @@ class Workers:
 
 
 def _forget_all() -> None:
-    _leaked.extend(epoch._forget() for epoch in list(live_epochs))
-    for workers in list(_all):
+    _leaked.extend(epoch._forget() for epoch in live_epochs)
+    for workers in _all:
         workers._forget()
 
 
 def _close_all() -> None:
     _exiting.set()
-    for epoch in list(live_epochs):
+    for epoch in live_epochs:
         epoch.close()
     deadline = time.monotonic() + _EXIT_GRACE
-    for workers in list(_all):
+    for workers in _all:
         workers.close(max(0.0, deadline - time.monotonic()))
 
 
