@@ -22,7 +22,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="tundish",
-    help="Batches prepared once, for any number of training loops.",
+    help="Batches for any number of training loops, from one process.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

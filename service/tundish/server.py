@@ -82,6 +82,14 @@ class Server:
         self._listener = Listener(config.socket, config.socket_mode)
         self.socket = self._listener.path
         self.loop.add_reader(self._listener.sock.fileno(), self._accept)
+        for name, loader in feeds.items():
+            if not loader._lasting_order:
+                _log.warning(
+                    "feed %r shuffles by a drawn seed, %d: after a restart its positions stand for "
+                    "other samples; give seed= to resume across restarts",
+                    name,
+                    loader.seed,
+                )
 
     # Clients
 

@@ -243,3 +243,26 @@ def test_an_error_names_its_sample_and_brings_the_remote_traceback(service):
     notes = "\n".join(caught.value.__notes__)
     assert "3" in notes
     assert "__getitem__" in notes
+
+
+def test_a_drawn_seed_is_named_where_positions_would_not_last():
+    service = Service(
+        """
+        from tundish import DataLoader
+        data = range(10)
+        feeds = {
+            "drawn": DataLoader(data, shuffle=True),
+            "given": DataLoader(data, shuffle=True, seed=1),
+            "plain": DataLoader(data),
+        }
+    """,
+        "feeds",
+    )
+    try:
+        with Client(service.socket) as client:
+            seed = client.info("drawn")["seed"]
+        assert f"feed 'drawn' shuffles by a drawn seed, {seed}" in service.output
+        assert "'given'" not in service.output
+        assert "'plain'" not in service.output
+    finally:
+        service.cleanup()
