@@ -227,7 +227,7 @@ impl Bell {
     pub fn ring(&self) {
         if let Some(shared) = self.0.upgrade() {
             drop(shared.lock());
-            shared.work.notify_one();
+            shared.work.notify_all();
         }
     }
 }

@@ -113,7 +113,9 @@ impl Run {
     /// Takes the next cell, if there is one. Never blocks.
     pub fn take(&self) -> Take<Cell> {
         let taken = self.window.take();
-        if let (Take::Ready(..), Some(bell)) = (&taken, self.bell.get()) {
+        if let (Take::Ready(..), Some(bell)) = (&taken, self.bell.get())
+            && self.window.hungry()
+        {
             bell.ring();
         }
         taken

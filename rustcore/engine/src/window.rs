@@ -180,6 +180,15 @@ impl<T> Window<T> {
         }
     }
 
+    /// Whether it is time to wake workers: half of the window is free, or the consumer has
+    /// nothing left to take. Waking one for every batch would make the consumer and the
+    /// workers take turns on a busy machine.
+    pub fn hungry(&self) -> bool {
+        let state = lock(&self.state);
+        let outstanding = (state.next_claim - self.start) - state.delivered;
+        (self.width - outstanding.min(self.width)) * 2 >= self.width || !self.is_takeable(&state)
+    }
+
     /// Whether [`Window::take`] would answer something other than [`Take::Pending`].
     pub fn takeable(&self) -> bool {
         self.is_takeable(&lock(&self.state))

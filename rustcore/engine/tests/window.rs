@@ -52,6 +52,24 @@ fn a_budget_may_refuse_any_batch_but_the_next_one() {
 }
 
 #[test]
+fn workers_are_wanted_when_half_is_free_or_nothing_is_left_to_take() {
+    let window = Window::new(0, 20, 6, true);
+    assert!(window.hungry());
+    for batch in 0..6 {
+        assert_eq!(claim(&window), Some(batch));
+        assert!(window.put(batch, batch).is_ok());
+    }
+    let mut wanted = Vec::new();
+    for batch in 0..6 {
+        assert_eq!(window.take(), Take::Ready(batch, batch));
+        wanted.push(window.hungry());
+    }
+    assert_eq!(wanted, [false, false, true, true, true, true]);
+    assert_eq!(claim(&window), Some(6));
+    assert!(window.hungry(), "nothing is ready");
+}
+
+#[test]
 fn only_the_newest_claim_can_be_taken_back() {
     let window = Window::new(0, 3, 3, true);
     assert_eq!((claim(&window), claim(&window)), (Some(0), Some(1)));
