@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import itertools
 import warnings
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -100,11 +100,9 @@ class DataLoader:
         self.prefetch: Final = (
             2 if prefetch is None else integer("prefetch", prefetch, 0, _MAX_PREFETCH)
         )
-        self._next_epoch = 0
+        self._numbers = itertools.count()
         self._workers = Workers(max(1, self.num_workers))
         self._native = collate_fn is None and _is_native(dataset)
-        self._arena: _core.Arena | None = None
-        self._lock = threading.Lock()
         self._frozen = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -143,15 +141,13 @@ class DataLoader:
         return self._following()
 
     def _following(self) -> Epoch:
-        with self._lock:
-            epoch = self._next_epoch
-            started = self.epoch(epoch)
-            self._next_epoch = epoch + 1
-        return started
+        samples = self._samples()
+        number = next(self._numbers)
+        return Epoch(self, self._new_plan(number, 0, 1, "pad", samples), number, 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the one that the next ``iter(loader)`` goes through."""
-        self._next_epoch = integer("epoch", epoch, 0, _MAX_EPOCH)
+        self._numbers = itertools.count(integer("epoch", epoch, 0, _MAX_EPOCH))
 
     def epoch(
         self, epoch: int, start: int = 0, rank: int = 0, world_size: int = 1, uneven: str = "pad"
@@ -298,14 +294,9 @@ class DataLoader:
         return Produce(self.dataset, self.collate_fn, inline=inline)
 
     def _own_arena(self) -> _core.Arena:
-        with self._lock:
-            if self._arena is None:
-                batch = self.dataset._sample_nbytes() * min(
-                    self.batch_size, max(1, len(self.dataset))
-                )
-                in_flight = (max(1, self.num_workers) + self.prefetch) * batch
-                self._arena = _core.Arena(max(_ARENA_FLOOR, _ARENA_WINDOWS * in_flight))
-            return self._arena
+        batch = self.dataset._sample_nbytes() * min(self.batch_size, max(1, len(self.dataset)))
+        in_flight = (max(1, self.num_workers) + self.prefetch) * batch
+        return self._workers.arena(max(_ARENA_FLOOR, _ARENA_WINDOWS * in_flight))
 
     def _describe(self) -> dict[str, Any]:
         """This loader as an entry of the service's FEEDS message."""

@@ -61,7 +61,7 @@ _exiting = threading.Event()
 
 
 class Workers:
-    """One loader's pool of threads: made at the first need, and anew after a fork or a close.
+    """One loader's threads and memory: made at the first need, and anew after a fork or a close.
 
     Args:
         count: number of threads, at least 1.
@@ -70,6 +70,7 @@ class Workers:
     def __init__(self, count: int) -> None:
         self._count = count
         self._pool: _core.Pool | None = None
+        self._arena: _core.Arena | None = None
         self._lock = threading.Lock()
         _all.add(self)
 
@@ -82,6 +83,13 @@ class Workers:
                 self._pool = _core.Pool(self._count, "tundish")
             return self._pool
 
+    def arena(self, limit: int) -> _core.Arena:
+        """The memory of batches that stay in this process, of `limit` bytes if made now."""
+        with self._lock:
+            if self._arena is None:
+                self._arena = _core.Arena(limit)
+            return self._arena
+
     def close(self, timeout: float) -> bool:
         """Stop the threads; whether all had ended within `timeout` seconds."""
         with self._lock:
@@ -90,9 +98,9 @@ class Workers:
 
     def _forget(self) -> None:
         # The threads exist in the parent only, and may have held any lock while the fork happened:
-        # the pool is neither used nor freed here.
-        _leaked.append(self._pool)
-        self._pool = None
+        # the pool is neither used nor freed here. The arena's pages are the parent's too.
+        _leaked.append((self._pool, self._arena))
+        self._pool = self._arena = None
         self._lock = threading.Lock()
 
 

@@ -52,7 +52,7 @@ def test_dropping_batches_and_the_epoch_frees_all_slots(workers):
     loader = DataLoader(ArrayDataset(np.zeros((100, 4))), 2, num_workers=workers)
     epoch = iter(loader)
     kept = [next(epoch) for _ in range(5)]
-    arena = loader._arena
+    arena = loader._own_arena()
     assert arena.slots_lent >= 5
     del epoch
     wait_for(lambda: arena.slots_lent == 5, "the window's slots")
@@ -69,7 +69,7 @@ def test_slots_are_reused(workers):
     for _ in range(3):
         for _ in loader:
             pass
-    assert loader._arena.capacity <= 2 << 20
+    assert loader._own_arena().capacity <= 2 << 20
 
 
 @WORKERS
@@ -85,7 +85,7 @@ def test_more_than_the_arena_holds_may_be_kept(workers):
     rows = np.zeros((300, 1 << 18), np.uint8) + np.arange(300, dtype=np.uint8)[:, None] % 251
     loader = DataLoader(ArrayDataset(rows), 1, num_workers=workers)
     batches = list(loader)
-    assert loader._arena.capacity <= loader._arena.limit < rows.nbytes
+    assert loader._own_arena().capacity <= loader._own_arena().limit < rows.nbytes
     assert all((batch == rows[k]).all() for k, (batch,) in enumerate(batches))
 
 
@@ -211,9 +211,11 @@ def test_in_a_forked_child_the_loader_works_and_old_epochs_say_why_not(workers, 
                 next(epoch)
             except Exception as error:
                 print(type(error).__name__, error, flush=True)
-            print(len(list(loader.epoch(0))), flush=True)
+            mine = list(loader.epoch(0))
+            print(len(mine), flush=True)
             del epoch, loader, first
             sys.exit(7)
+        again = list(loader.epoch(0))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         print(len(list(epoch)))
     """)
@@ -264,3 +266,23 @@ def test_the_interpreter_exits_cleanly_with_live_loaders_and_batches():
         print(len(batches))
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")
+
+
+def test_a_forked_child_has_memory_of_its_own(tmp_path):
+    done, _ = script("""
+        import os, sys, warnings
+        import numpy as np
+        from tundish import ArrayDataset, DataLoader
+        warnings.simplefilter("ignore")
+        loader = DataLoader(ArrayDataset(np.arange(64)), 2, num_workers=2)
+        list(loader)
+        child = os.fork() == 0
+        kept = []
+        for (batch,) in loader.epoch(0):
+            batch += 1000 * child
+            kept.append(batch)
+        if not child:
+            assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        assert np.array_equal(np.concatenate(kept), np.arange(64) + 1000 * child)
+    """)
+    assert (done.returncode, done.stderr) == (0, "")
