@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,7 @@ class Shell:
             if "^C" in expected:
                 for _ in range(expected.index("^C")):
                     before += process.stdout.readline()
+                time.sleep(50 * MS)  # a reader, too, lets it wait before losing patience
                 process.send_signal(signal.SIGINT)
             rest, _ = process.communicate(timeout=10000 * MS)
         return before + rest
