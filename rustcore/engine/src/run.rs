@@ -113,8 +113,8 @@ impl Run {
     /// Takes the next cell, if there is one. Never blocks.
     pub fn take(&self) -> Take<Cell> {
         let taken = self.window.take();
-        if let (Take::Ready(..), Some(bell)) = (&taken, self.bell.get())
-            && self.window.hungry()
+        if let (Take::Ready(_, cell), Some(bell)) = (&taken, self.bell.get())
+            && (!is_cheap(cell) || self.window.hungry())
         {
             bell.ring();
         }
@@ -268,6 +268,13 @@ impl Job for Run {
             waker.wake(*token);
         }
     }
+}
+
+/// Whether waking a worker costs about as much as the batch did. Then workers are woken
+/// for several at a time; for any other batch at once, so that the window stays full.
+fn is_cheap(cell: &Cell) -> bool {
+    const NANOSECONDS: u64 = 200_000;
+    cell.as_ref().is_ok_and(|batch| batch.times[1].saturating_sub(batch.times[0]) < NANOSECONDS)
 }
 
 fn now() -> u64 {
