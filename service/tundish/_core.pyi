@@ -174,7 +174,7 @@ class Batch:
         """Where the slot begins in its segment, in bytes."""
     @property
     def times(self) -> tuple[int, int]:
-        """When it was claimed and ready, in ns since 1970."""
+        """When it was claimed and ready, in ns of CLOCK_MONOTONIC."""
     @property
     def object(self) -> Any:
         """The Python object; handed out once."""

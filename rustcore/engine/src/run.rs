@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use crate::arena::{Arena, Reservation};
 use crate::body::Body;
@@ -28,7 +28,7 @@ pub struct Batch {
     pub loaded: Loaded,
     /// The memory of an encoded batch.
     pub body: Option<Arc<Body>>,
-    /// When it was claimed and when it was ready, in nanoseconds since 1970.
+    /// When it was claimed and when it was ready, in nanoseconds of `CLOCK_MONOTONIC`.
     pub times: [u64; 2],
 }
 
@@ -277,8 +277,10 @@ fn is_cheap(cell: &Cell) -> bool {
     cell.as_ref().is_ok_and(|batch| batch.times[1].saturating_sub(batch.times[0]) < NANOSECONDS)
 }
 
+/// Nanoseconds of a clock that all processes of the machine share and nobody sets back.
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
