@@ -11,7 +11,7 @@ from tundish.arguments import check_dataset, draw_seed, flag, integer, one_of, r
 from tundish.datasets import ArrayDataset
 from tundish.epoch import Epoch
 from tundish.produce import Produce
-from tundish.workers import Workers, live_epochs
+from tundish.workers import Workers, live_epochs, share_interpreter
 from tundish_client.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -270,6 +270,8 @@ class DataLoader:
     ) -> _core.Run:
         if arena is None and isinstance(source, _core.ArraySource):
             arena = self._own_arena()
+        if pooled and isinstance(source, _core.CallSource):
+            share_interpreter()
         return _core.Run(
             source,
             plan,

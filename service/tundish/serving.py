@@ -15,11 +15,9 @@ from tundish.config import ServeConfig
 from tundish.loader import DataLoader
 from tundish.server import Server
 from tundish.signals import GRACE, exit_code, wait_for_signal
+from tundish.workers import share_interpreter
 
 __all__ = ["Sidecar", "serve_process"]
-
-SWITCH_INTERVAL = 0.0005
-"""Seconds a Python dataset may hold the interpreter while the loop has a batch to send."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def serve_process(
         ConfigError: The socket can't be had.
     """
     log.configure(config.log_level)
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    share_interpreter()
     try:
         return loops.run(_serve(feeds, config, names, sidecar), config.loop)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 import weakref
@@ -16,13 +17,28 @@ if TYPE_CHECKING:
 
     from tundish.epoch import Epoch
 
-__all__ = ["Live", "Workers", "live_epochs"]
+__all__ = ["Live", "Workers", "live_epochs", "share_interpreter"]
 
 T = TypeVar("T")
 
 # Seconds that all pools together get at interpreter exit. A worker that is stuck in user code by
 # then is left behind: the engine parks it, and it goes with the process.
 _EXIT_GRACE = 0.05
+
+
+# Seconds for which a thread that computes in Python may keep the interpreter from others.
+_SWITCH_INTERVAL = 0.0005
+
+
+def share_interpreter() -> None:
+    """Lets other threads of this process have the interpreter soon while samples are computed.
+
+    With Python's own 5 ms the training loop, the event loop and a Ctrl-C each wait that long, every
+    time they want the interpreter back from a worker that computes. A shorter interval of the
+    user's is left alone.
+    """
+    if sys.getswitchinterval() > _SWITCH_INTERVAL:
+        sys.setswitchinterval(_SWITCH_INTERVAL)
 
 
 class Live(Generic[T]):

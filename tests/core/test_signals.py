@@ -1,6 +1,9 @@
 """Ctrl-C in this process: seen within 100 ms, gone within 1 s, whatever a sample is doing."""
 
 import signal
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -60,13 +63,9 @@ SCRIPT = """
 @pytest.mark.parametrize("workers", [0, 4])
 @pytest.mark.parametrize("way", ["for", "asyncio", "uvloop"])
 def test_ctrl_c(way, workers, kind, tmp_path):
-    if kind == "computing":
-        workers = min(
-            workers, 2
-        )  # they compete with this process's main thread for the interpreter
     outcome = interrupt(SCRIPT, way, str(workers), kind, folder=tmp_path, delay=200 * MS)
     assert outcome.interrupted_after is not None, outcome.output
-    assert outcome.interrupted_after <= (300 if kind == "computing" else 100) * MS
+    assert outcome.interrupted_after <= 100 * MS
     assert outcome.exited_after <= 1000 * MS
     assert outcome.returncode in (130, -signal.SIGINT), outcome.output
     assert outcome.output.count("Traceback (most recent call last)") <= 2, outcome.output
@@ -128,3 +127,25 @@ def test_after_ctrl_c_the_epoch_goes_on(tmp_path):
     assert outcome.interrupted_after <= 100 * MS
     assert outcome.output.count("[[0], [1], [2]]") == 2
     assert outcome.returncode == 0
+
+
+def test_workers_with_a_python_dataset_share_the_interpreter():
+    script = """
+        import sys
+        import numpy as np
+        from tundish import ArrayDataset, DataLoader
+        seen = [sys.getswitchinterval()]
+        next(iter(DataLoader(ArrayDataset(np.zeros(4)), num_workers=1)))
+        next(iter(DataLoader(range(4))))
+        seen.append(sys.getswitchinterval())
+        next(iter(DataLoader(range(4), num_workers=1)))
+        seen.append(sys.getswitchinterval())
+        sys.setswitchinterval(0.0001)
+        next(iter(DataLoader(range(4), num_workers=1)))
+        seen.append(sys.getswitchinterval())
+        print([round(interval, 6) for interval in seen])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[0.005, 0.005, 0.0005, 0.0001]\n"
