@@ -244,7 +244,7 @@ LOCKED = """
     from tundish_client.testing import ScriptedServer
     libc = ctypes.CDLL(None, use_errno=True)
     script = [np.full(3000, float(i)) for i in range(30)]
-    with ScriptedServer(script, shared_memory=True, slots=2) as server:
+    with ScriptedServer(script, shared_memory=True, slots=8) as server:
         with Client(server.path) as client:
             stream = client.epoch(0, prefetch=1)
             for i, batch in enumerate(stream):
