@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+# What `signal` wraps, whose enums would cost 20 us a batch.
+import _signal  # type: ignore[import-not-found]
 import _thread
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,9 @@ __all__ = ["interrupt_again", "uninterrupted"]
 T = TypeVar("T")
 
 _MAIN = threading.main_thread().ident
+_SIGINT: int = _signal.SIGINT
+_getsignal: Callable[[int], Any] = _signal.getsignal
+_set_handler: Callable[[int, Any], Any] = _signal.signal
 
 
 def uninterrupted(change: Callable[..., T], *args: Any) -> T:
@@ -25,15 +29,15 @@ def uninterrupted(change: Callable[..., T], *args: Any) -> T:
     """
     if threading.get_ident() != _MAIN:
         return change(*args)  # Python runs signal handlers in the main thread only
-    previous = signal.getsignal(signal.SIGINT)
+    previous = _getsignal(_SIGINT)
     if not callable(previous):
         return change(*args)  # the default action, ignored, or not Python's to exchange
     held: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    _set_handler(_SIGINT, lambda number, frame: held.append((number, frame)))
     try:
         return change(*args)
     finally:
-        signal.signal(signal.SIGINT, previous)
+        _set_handler(_SIGINT, previous)
         if held:
             previous(*held[0])
 
