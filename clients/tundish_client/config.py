@@ -200,5 +200,6 @@ class EpochOptions:
             "rank": self.rank,
             "world_size": self.world_size,
             "uneven": self.uneven,
-            "credits": {"batches": self.prefetch, "bytes": RECEIVE_BYTES},
+            # One more for the batch in the user's hands, whose credit comes back with its ACK.
+            "credits": {"batches": self.prefetch + 1, "bytes": RECEIVE_BYTES},
         }

@@ -313,15 +313,16 @@ class ClientConnection(Connection):
     def take(self, stream: StreamState) -> Any:
         """Returns the stream's next cell, END, or None when it has to be waited for.
 
-        Acknowledges the batch before it and gives its credit back. The cell stays at the head of
-        the queue until `stream.handed` is set to it.
+        Acknowledges the batch before it and gives its credit back, in one message. The cell stays
+        at the head of the queue until `stream.handed` is set to it.
 
         Raises:
             Exception: The stream has failed; the cell's own error is left in `cell.error`.
         """
         stream.settle()
-        if stream.owed is not None and not stream.cells and self._reports(stream):
-            self.send("ACK", {"stream": stream.number, "batch": stream.owed})
+        if stream.owed is not None:
+            if self._reports(stream):
+                self._out.append(ack_message(stream.number, *stream.owed))
             stream.owed = None
         cell = stream.head()
         if cell is None:
@@ -329,24 +330,11 @@ class ClientConnection(Connection):
                 return None
             stream.final = True
             return END
-        if not cell.credited:
-            cell.credited = True
-            self._credit(stream, cell)
         return cell
 
     def _reports(self, stream: StreamState) -> bool:
         """Whether the server still wants to know: after END it does not."""
         return self.failed is None and not stream.over and not stream.closed
-
-    def _credit(self, stream: StreamState, cell: Cell) -> None:
-        if not self._reports(stream):
-            return
-        if stream.owed is None:
-            credit = {"batches": 1, "bytes": cell.nbytes}
-            self.send("CREDIT", {"stream": stream.number, "credits": credit})
-        else:
-            self._out.append(ack_message(stream.number, stream.owed, cell.nbytes))
-            stream.owed = None
 
     def cancel(self, stream: StreamState) -> None:
         """Ends a stream from this side; what it still holds is dropped."""

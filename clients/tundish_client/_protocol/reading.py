@@ -79,7 +79,7 @@ class Cell:
     """A batch or the error in its place, from its arrival until it is handed to the user."""
 
     __slots__ = (
-        "batch", "body", "built", "credited", "error", "info", "nbytes", "samples", "times",
+        "batch", "body", "built", "error", "info", "nbytes", "samples", "times",
         "tree", "value",
     )  # fmt: skip
 
@@ -92,7 +92,6 @@ class Cell:
         self.times: Sequence[int] = (0, 0)
         self.body: Any = None
         self.built = False
-        self.credited = False
         self.value: Any = None
         self.info: BatchInfo | None = None
 
@@ -138,7 +137,7 @@ class StreamState:
         self.cells: deque[Cell] = deque()
         self.handed: Cell | None = None
         self.reader: int | None = None  # the thread that is reading
-        self.owed: int | None = None  # the batch to be acknowledged next
+        self.owed: tuple[int, int] | None = None  # batch and bytes to be acknowledged next
         self.received = 0
         self.received_errors = 0
         self.seen: set[int] = set()
@@ -243,7 +242,7 @@ class StreamState:
         if handed is not None:
             if self.cells and self.cells[0] is handed:
                 self.cells.popleft()
-            self.owed = handed.batch
+            self.owed = (handed.batch, handed.nbytes)
             self.handed = None
 
     def head(self) -> Cell | None:
