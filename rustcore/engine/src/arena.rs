@@ -87,7 +87,7 @@ pub struct Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.arena.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.arena.reserved.fetch_sub(self.bytes, Ordering::SeqCst);
     }
 }
 
@@ -127,14 +127,20 @@ impl Arena {
     /// Sets `bytes` aside for a batch to come, unless that would pass the limit.
     /// `needed` batches are never refused.
     pub fn reserve(self: &Arc<Self>, bytes: u64, needed: bool) -> Option<Reservation> {
-        let before = self.reserved.fetch_add(bytes, Ordering::Relaxed);
+        self.reserved.fetch_add(bytes, Ordering::SeqCst);
         let reservation = Reservation { arena: Arc::clone(self), bytes };
-        let used = self.lent_bytes.load(Ordering::Relaxed) + self.heap_bytes.load(Ordering::Relaxed);
-        if needed || before + used + bytes <= self.limit {
+        if needed || self.fits() {
             return Some(reservation);
         }
+        // Said before the second look: memory given back after it finds the word.
         self.refused.store(true, Ordering::SeqCst);
-        None
+        self.fits().then_some(reservation)
+    }
+
+    /// Whether all that is lent, on the heap or reserved keeps to the limit.
+    fn fits(&self) -> bool {
+        let parts = [&self.reserved, &self.lent_bytes, &self.heap_bytes];
+        parts.iter().map(|part| part.load(Ordering::SeqCst)).sum::<u64>() <= self.limit
     }
 
     /// Memory for a batch of `bytes`: a slot where one is to be had, else the heap.
@@ -189,14 +195,14 @@ impl Arena {
         let mut state = self.state();
         if let Some(segment) = state.segments.get_mut(&id.segment) {
             segment.free.push(id.slot);
-            self.lent_bytes.fetch_sub(segment.slot_bytes as u64, Ordering::Relaxed);
+            self.lent_bytes.fetch_sub(segment.slot_bytes as u64, Ordering::SeqCst);
         }
         drop(state);
         self.freed();
     }
 
     pub(crate) fn forget_heap(&self, bytes: u64) {
-        self.heap_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.heap_bytes.fetch_sub(bytes, Ordering::SeqCst);
         self.freed();
     }
 
