@@ -23,27 +23,31 @@ STORM = """
             if reading:
                 os.kill(os.getpid(), signal.SIGINT)
 
+    threading.Thread(target=interrupt, daemon=True).start()
+    interrupts = epochs = 0
     with Client(sys.argv[1]) as client:
-        stream = client.epoch(0)
-        threading.Thread(target=interrupt, daemon=True).start()
-        interrupts, got = 0, []
-        while True:
-            batch = None
-            try:
+        while interrupts < 100:
+            stream, got = client.epoch(epochs), []
+            while True:
+                batch = None
                 try:
-                    reading = True
-                    batch = next(stream)
-                finally:
-                    reading = False
-            except KeyboardInterrupt:
-                interrupts += 1
-            except StopIteration:
-                break
-            if batch is not None:
-                got.append(int(batch["i"][0]))
-        # What was interrupted between next()'s return and the assignment is the caller's loss.
-        position = stream.position.batch
-    print(interrupts, position, len(got), got == sorted(set(got)))
+                    try:
+                        reading = True
+                        batch = next(stream)
+                    finally:
+                        reading = False
+                except KeyboardInterrupt:
+                    interrupts += 1
+                except StopIteration:
+                    break
+                if batch is not None:
+                    got.append(int(batch["i"][0]) // 4)
+            epochs += 1
+            # What is interrupted between next()'s return and the assignment is this loop's loss.
+            assert stream.position.batch == 1000, stream.position
+            assert len(got) >= 990, len(got)
+            assert got == sorted(set(got)), got
+    print(interrupts)
 """
 
 
@@ -59,8 +63,4 @@ def test_no_interrupt_costs_a_batch_or_the_connection():
     finally:
         service.cleanup()
     assert done.returncode == 0, done.stderr
-    interrupts, position, got, ordered = done.stdout.split()
-    assert int(interrupts) >= 20
-    assert int(position) == 1000
-    assert int(got) >= 998
-    assert ordered == "True"
+    assert int(done.stdout) >= 100

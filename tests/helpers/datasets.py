@@ -5,7 +5,10 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import uvloop
+
+from tundish import ArrayDataset, DataLoader
 
 #: How an epoch is read: under `for`, and under `async for` on both loops.
 MODES = ("for", "asyncio", "uvloop")
@@ -108,3 +111,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def arrays(n: int = 100, batch_size: int = 10, **options: Any) -> DataLoader:
+    """A loader of {"x": 0, 1, 2 ...}, read by the engine."""
+    return DataLoader(ArrayDataset(x=np.arange(n)), batch_size=batch_size, **options)

@@ -2,35 +2,17 @@
 
 import asyncio
 import os
-import tempfile
 import time
 
 import numpy as np
-import pytest
 
+from helpers.datasets import arrays
 from helpers.raw import RECORD, Raw, epoch
-from helpers.timing import MS
+from helpers.timing import MS, until
 from tundish import ArrayDataset, DataLoader, serve
 from tundish_client import AsyncClient, Client
 
 MIB = 2**20
-
-
-@pytest.fixture
-def path():
-    with tempfile.TemporaryDirectory(prefix="td-") as folder:
-        yield f"{folder}/s"
-
-
-def arrays(n=100, batch_size=10, **options) -> DataLoader:
-    return DataLoader(ArrayDataset(x=np.arange(n)), batch_size=batch_size, **options)
-
-
-async def until(condition, what, timeout=2000 * MS) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        await asyncio.sleep(2 * MS)
 
 
 class TestLeases:

@@ -4,37 +4,20 @@ import asyncio
 import contextlib
 import gc
 import os
-import tempfile
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from helpers.datasets import arrays
 from helpers.raw import Raw, epoch, hello
-from helpers.timing import MS
-from tundish import ArrayDataset, DataLoader, serve
+from helpers.timing import MS, until
+from tundish import DataLoader, serve
 from tundish_client import AsyncClient, Client, ConfigError, ConnectionLost
 from tundish_client._protocol.wire_errors import decode_exception
 
 MIB = 2**20
-
-
-@pytest.fixture
-def path():
-    with tempfile.TemporaryDirectory(prefix="td-") as folder:
-        yield f"{folder}/s"
-
-
-def arrays(n=100, batch_size=10, **options) -> DataLoader:
-    return DataLoader(ArrayDataset(x=np.arange(n)), batch_size=batch_size, **options)
-
-
-async def until(condition, what, timeout=2000 * MS) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        await asyncio.sleep(2 * MS)
 
 
 class TestFeeds:
