@@ -5,6 +5,8 @@
 VENV ?= .venv
 PYTHON ?= python3
 PEERS := bench/.venv-peers
+PARITY := .venv-parity
+PYTHON313 ?= python3.13
 RUST := rustcore/Cargo.toml
 RUST_SOURCES := $(shell find rustcore -name '*.rs' -not -path '*/target/*') \
 	rustcore/Cargo.lock $(wildcard rustcore/Cargo.toml rustcore/*/Cargo.toml)
@@ -18,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 say = @printf '\033[1m== %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust lint type format bench docs-check clean
+.PHONY: help build demo test test-rust parity lint type format bench docs-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -42,6 +44,10 @@ test-rust: $(VENV)/.tools ## the engine's tests, its doctests, and the loom mode
 	$(say) "test-rust: loom models of the window, up to $(LOOM_MAX_PREEMPTIONS) preemptions"
 	@LOOM_MAX_PREEMPTIONS=$(LOOM_MAX_PREEMPTIONS) RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=rustcore/target/loom \
 		cargo test --manifest-path $(RUST) -p tundish-engine --locked --test loom --release -q
+
+parity: build $(PARITY)/.installed ## the same options give the same batches as PyTorch and dataloader-rs
+	$(say) "parity: Tundish beside PyTorch and dataloader-rs, in one process"
+	@$(PARITY)/bin/python -m pytest -q tests/parity
 
 lint: build type ## ruff, rustfmt, clippy and the types; any warning fails
 	$(say) "lint: ruff"
@@ -71,7 +77,7 @@ docs-check: build ## run every block of README.md; check links and examples in t
 
 clean: ## remove what was built, environments included
 	$(say) "clean: environments, build outputs, caches"
-	@rm -rf $(VENV) bench/.venv-peers bench/.venv-dlrs bench/results rustcore/target dist build
+	@rm -rf $(VENV) $(PARITY) bench/.venv-peers bench/.venv-dlrs bench/results rustcore/target dist build
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis service/tundish/*.so
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -96,6 +102,11 @@ $(VENV)/.deps: constraints.txt pyproject.toml clients/pyproject.toml | $(VENV)/.
 $(VENV)/.core: $(VENV)/.deps $(RUST_SOURCES)
 	$(say) "build: Rust core, release (a minute or two the first time)"
 	@VIRTUAL_ENV=$(abspath $(VENV)) PIP_QUIET=1 $(VENV)/bin/maturin develop --release --locked --extras dev -q
+	@touch $@
+
+$(PARITY)/.installed: tests/parity/requirements.txt tests/parity/install.sh constraints.txt
+	$(say) "parity: environment in $(PARITY) (PyTorch is a large download, once)"
+	@tests/parity/install.sh $(PYTHON313) $(PARITY)
 	@touch $@
 
 $(PEERS)/.installed: bench/peers.txt
