@@ -96,11 +96,27 @@ class ArraySource:
     Args:
         fields: (name or None, dtype in the protocol's spelling, array) each.
         container: "dict" for named fields, "list" else.
+        selection: int64 row numbers; sample i is then row `selection[i]`.
     """
 
     def __new__(
-        cls, fields: list[tuple[str | None, str, Buffer]], container: Literal["dict", "list"]
+        cls,
+        fields: list[tuple[str | None, str, Buffer]],
+        container: Literal["dict", "list"],
+        selection: Buffer | None = None,
     ) -> ArraySource: ...
+
+Portion = tuple[list[int], list[Any] | None, int, int]
+"""Indices, samples if they were read already, the first one's position, the step to the next."""
+
+@final
+class Reader:
+    """An epoch that is read by `read(batch, cancelled)`, which returns None at its end.
+
+    It is called for one batch at a time, in order. What it raises is the failure of that batch.
+    """
+
+    def __new__(cls, read: Callable[[int, Callable[[], bool]], Portion | None]) -> Reader: ...
 
 @final
 class Task:
@@ -112,7 +128,19 @@ class Task:
     def batch(self) -> int: ...
     @property
     def encode(self) -> bool: ...
+    @property
+    def worker(self) -> int | None:
+        """The worker's number, from 0; None in the consumer's own thread."""
+    @property
+    def items(self) -> list[Any] | None:
+        """The samples, if a `Reader` read them; handed out once."""
+    def position(self, place: int) -> int:
+        """The position in the epoch of sample number `place` of the batch."""
     def cancelled(self) -> bool: ...
+    def step(self, place: int) -> bool:
+        """Notes that sample number `place` is being loaded; returns `cancelled()`."""
+    def keep(self, places: list[int]) -> None:
+        """Leaves the other places out of the batch; once, before `alloc`."""
     def alloc(self, nbytes: int) -> memoryview:
         """Writable memory at a 64-byte boundary, once per task."""
 
@@ -123,13 +151,30 @@ class CallSource:
     def __new__(cls, produce: Callable[[list[int], Task], Any]) -> CallSource: ...
 
 @final
+class Lanes:
+    """Runs the calls of a batch side by side on the threads of a pool."""
+
+    def __new__(cls, pool: Pool) -> Lanes: ...
+    def map(
+        self, call: Callable[[int], Any], count: int, lanes: int, task: Task, stop: bool
+    ) -> list[tuple[Any, BaseException | None] | None]:
+        """`call(k)` for each k below `count`, at most `lanes` at a time.
+
+        None for calls that weren't made (after an exception with `stop`) or hadn't come back when
+        `task` was cancelled. What a signal handler raises comes through.
+        """
+
+@final
 class Run:
-    """One production of an epoch. Dropping it cancels it."""
+    """One production of an epoch. Dropping it cancels it.
+
+    `epoch` is that of a `Reader`. With `timeout` (s) a batch that takes longer on a pool fails.
+    """
 
     def __new__(
         cls,
         source: ArraySource | CallSource,
-        plan: Plan,
+        plan: Plan | Reader,
         *,
         start: int = 0,
         pool: Pool | None = None,
@@ -139,13 +184,16 @@ class Run:
         in_order: bool = True,
         waker: Waker | None = None,
         token: int = 0,
+        epoch: int = 0,
+        timeout: float | None = None,
     ) -> Run: ...
     def take(self) -> Batch | Failure | End | None:
         """The next cell; None while there is none. Never blocks."""
     def next(self) -> Batch | Failure | End:
         """The next cell, waiting for it; without a pool it is produced in this thread."""
     def cancel(self) -> None: ...
-    def stats(self) -> dict[str, int]: ...
+    def stats(self) -> dict[str, Any]:
+        """Counters; "total" is None while it isn't known."""
 
 @final
 class Batch:
@@ -160,6 +208,12 @@ class Batch:
         """The encoded value; None for a Python object."""
     @property
     def samples(self) -> list[int]: ...
+    @property
+    def count(self) -> int:
+        """How many samples it has."""
+    @property
+    def skipped(self) -> list[int]:
+        """The samples that were left out."""
     @property
     def samples_offset(self) -> int:
         """Where the sample indices stand in the memory, as int64."""
@@ -199,6 +253,10 @@ class End:
     def batches(self) -> int: ...
     @property
     def errors(self) -> int: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def skipped(self) -> int: ...
 
 def watch_parent(pidfd: int, grace: float) -> None:
     """Ends this process when the one behind `pidfd` is gone: SIGTERM, then `_exit`."""

@@ -61,6 +61,8 @@ impl Field {
 pub struct ArraySource {
     fields: Vec<Field>,
     container: Container,
+    /// The row of each sample; `None` where they are the same.
+    selection: Option<Vec<u64>>,
 }
 
 impl ArraySource {
@@ -85,12 +87,34 @@ impl ArraySource {
                 ));
             }
         }
-        Ok(Self { fields, container })
+        Ok(Self { fields, container, selection: None })
+    }
+
+    /// The same source with row `rows[i]` as its sample `i`.
+    ///
+    /// # Errors
+    /// When there is no such row.
+    pub fn select(mut self, rows: Vec<u64>) -> Result<Self, String> {
+        let length = self.rows();
+        if let Some(bad) = rows.iter().find(|&&row| row >= length) {
+            return Err(format!("row {bad} is selected from arrays of {length} rows"));
+        }
+        self.selection = Some(rows);
+        Ok(self)
     }
 
     /// How many samples there are.
     pub fn samples(&self) -> u64 {
+        self.selection.as_ref().map_or_else(|| self.rows(), |rows| rows.len() as u64)
+    }
+
+    fn rows(&self) -> u64 {
         self.fields.first().map_or(0, |field| field.shape[0])
+    }
+
+    /// The row of a sample that exists.
+    fn row(&self, index: u64) -> u64 {
+        self.selection.as_ref().map_or(index, |rows| rows[index as usize])
     }
 
     /// Offsets of the fields in the batch's memory, and its length.
@@ -102,6 +126,28 @@ impl ArraySource {
             offset
         });
         (offsets.collect(), end.next_multiple_of(ALIGNMENT))
+    }
+
+    /// Copies the rows of `task` from `field` into `target`; stops early when cancelled.
+    fn gather(&self, field: &Field, task: &Task, target: &mut [u8]) {
+        let row_bytes = field.row_bytes();
+        if row_bytes == 0 {
+            return;
+        }
+        let (run, covered) = field.contiguous_tail();
+        let outer = field.shape.len() - 1 - covered;
+        let pieces = task.indices.chunks(ROWS_PER_LOOK).zip(target.chunks_mut(row_bytes * ROWS_PER_LOOK));
+        for (indices, target) in pieces {
+            if task.cancel.is_cancelled() {
+                return;
+            }
+            for (&index, row) in indices.iter().zip(target.chunks_exact_mut(row_bytes)) {
+                let start = field.address.wrapping_add_signed(
+                    field.strides[0].wrapping_mul(self.row(index).cast_signed() as isize),
+                );
+                copy_row(start, &field.shape[1..=outer], &field.strides[1..=outer], run, row);
+            }
+        }
     }
 
     fn pack(&self, rows: usize, offsets: &[usize]) -> Vec<u8> {
@@ -135,31 +181,9 @@ impl Source for ArraySource {
         let memory = unsafe { body.bytes_mut() };
         for (field, &offset) in self.fields.iter().zip(&offsets) {
             let target = &mut memory[offset..offset + field.row_bytes() * rows];
-            gather(field, task, target);
+            self.gather(field, task, target);
         }
         Ok(Loaded::Encoded(self.pack(rows, &offsets)))
-    }
-}
-
-/// Copies the rows of `task` from `field` into `target`; stops early when cancelled.
-fn gather(field: &Field, task: &Task, target: &mut [u8]) {
-    let row_bytes = field.row_bytes();
-    if row_bytes == 0 {
-        return;
-    }
-    let (run, covered) = field.contiguous_tail();
-    let outer = field.shape.len() - 1 - covered;
-    let pieces = task.indices.chunks(ROWS_PER_LOOK).zip(target.chunks_mut(row_bytes * ROWS_PER_LOOK));
-    for (indices, target) in pieces {
-        if task.cancel.is_cancelled() {
-            return;
-        }
-        for (&index, row) in indices.iter().zip(target.chunks_exact_mut(row_bytes)) {
-            let start = field
-                .address
-                .wrapping_add_signed(field.strides[0].wrapping_mul(index.cast_signed() as isize));
-            copy_row(start, &field.shape[1..=outer], &field.strides[1..=outer], run, row);
-        }
     }
 }
 
@@ -183,13 +207,11 @@ fn copy_row(start: usize, shape: &[u64], strides: &[isize], run: usize, row: &mu
 mod tests {
     use super::*;
     use crate::arena::Arena;
-    use crate::cancel::Cancel;
-    use std::sync::OnceLock;
+    use crate::reader::Portion;
 
     fn task(indices: Vec<u64>) -> Arc<Task> {
-        let arena = Arena::new(1 << 24);
-        let (cancel, body) = (Cancel::new(), OnceLock::new());
-        Arc::new(Task { epoch: 0, batch: 0, indices, encode: true, cancel, arena, body })
+        let portion = Portion { indices, items: None, places: [0, 1] };
+        Arc::new(Task::new((0, 0), portion, true, &Arena::new(1 << 24)))
     }
 
     fn field(data: &[u16], shape: &[u64], strides: &[isize], first: usize) -> Field {
@@ -209,7 +231,7 @@ mod tests {
         let source = unsafe { ArraySource::new(vec![field], Container::List) }.expect("a source");
         let bytes = source.fields[0].row_bytes() * task.indices.len();
         source.load(&task).expect("a batch");
-        let body = task.body.get().expect("memory");
+        let body = task.body().expect("memory");
         // SAFETY: the source is done with it.
         let memory = unsafe { body.bytes_mut() };
         memory[..bytes].chunks_exact(2).map(|pair| u16::from_ne_bytes([pair[0], pair[1]])).collect()
@@ -236,6 +258,24 @@ mod tests {
         // An axis of extent 1 with an odd stride, and one dimension only.
         assert_eq!(gathered(field(&data, &[4, 1, 3], &[6, 777, 2], 0), vec![3]), [9, 10, 11]);
         assert_eq!(gathered(field(&data, &[24], &[2], 0), vec![23, 1]), [23, 1]);
+    }
+
+    #[test]
+    fn a_selection_renames_the_rows() {
+        let data: Vec<u16> = (0..12).collect();
+        let task = task(vec![1, 0]);
+        // SAFETY: `data` outlives the source.
+        let source = unsafe { ArraySource::new(vec![field(&data, &[4, 3], &[6, 2], 0)], Container::List) };
+        let source = source.and_then(|source| source.select(vec![3, 1, 3])).expect("a source");
+        assert_eq!(source.samples(), 3);
+        source.load(&task).expect("a batch");
+        // SAFETY: the source is done with it.
+        let memory = unsafe { task.body().expect("memory").bytes_mut() };
+        let values: Vec<u16> =
+            memory[..12].chunks_exact(2).map(|pair| u16::from_ne_bytes([pair[0], pair[1]])).collect();
+        assert_eq!(values, [3, 4, 5, 9, 10, 11]);
+        let error = source.select(vec![4]).expect_err("must fail");
+        assert_eq!(error, "row 4 is selected from arrays of 4 rows");
     }
 
     #[test]

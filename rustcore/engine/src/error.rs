@@ -18,6 +18,9 @@ pub enum Error {
     /// The source panicked; the text is the panic's message.
     #[error("the source panicked: {0}")]
     Panic(String),
+    /// The batch took longer than it may; the text says what was being done.
+    #[error("{0}")]
+    Timeout(String),
     /// The operating system refused memory, a file descriptor or an eventfd.
     #[error("{what}: {errno}")]
     System {

@@ -23,6 +23,7 @@
 //! let plan = Arc::new(Plan::new(spec).unwrap());
 //! let options = RunOptions {
 //!     start: 0, window: 3, in_order: true, encode: false, arena: Arena::new(1 << 20), waker: None,
+//!     timeout: None,
 //! };
 //! let run = Run::new(plan, Arc::new(Squares), options);
 //! let pool = Pool::new(2, "worker", &(Arc::new(|work: &mut dyn FnMut()| work()) as _)).unwrap();
@@ -43,11 +44,15 @@ mod arena;
 mod array_source;
 mod body;
 mod cancel;
+mod cell;
+mod deadlines;
 mod encode;
 mod error;
+mod fan;
 mod order;
 mod plan;
 mod pool;
+mod reader;
 mod run;
 mod segment;
 mod source;
@@ -59,11 +64,14 @@ pub use arena::{Arena, MemoryListener, Reservation, SlotId, Usage};
 pub use array_source::{ArraySource, Container, Field};
 pub use body::{ALIGNMENT, Body};
 pub use cancel::Cancel;
+pub use cell::{Batch, Cell, Failure, Options as RunOptions, Supply};
 pub use error::{Error, Foreign};
+pub use fan::Fan;
 pub use order::{Order, Permutation, PlanError};
 pub use plan::{Plan, PlanSpec, Uneven};
-pub use pool::{Bell, Job, Pool, ThreadMain, Work};
-pub use run::{Batch, Cell, Failure, Options as RunOptions, Run};
+pub use pool::{Bell, Job, MOST_LOST, Pool, ThreadMain, Work, Worker};
+pub use reader::{Portion, Reader};
+pub use run::Run;
 pub use source::{Loaded, Source, Task};
 pub use waker::Waker;
 pub use window::Take;

@@ -1,5 +1,6 @@
 //! Named worker threads, shared fairly by any number of runs.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,10 +16,28 @@ pub trait Job: Send + Sync {
     fn exhausted(&self) -> bool;
     /// The pool closes: no work will be asked for again, and whoever waits must be told.
     fn abandon(&self);
+    /// Gives up what takes too long; asked of jobs that were given to [`Pool::watch`].
+    fn expire(&self, _now: Instant) {}
 }
 
-/// One piece of work.
-pub type Work = Box<dyn FnOnce() + Send>;
+/// One piece of work. It is told who does it.
+pub type Work = Box<dyn FnOnce(&Arc<Worker>) + Send>;
+
+/// How many threads of a pool may be stuck in work that was given up. With more of them it
+/// gets no further replacements.
+pub const MOST_LOST: usize = 64;
+
+/// How often watched jobs are looked at.
+const TICK: Duration = Duration::from_millis(20);
+
+/// One worker thread.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its place in the pool, from 0. A replacement has the number of the one it replaces.
+    pub number: usize,
+    /// Somebody else has taken its place: it ends when its work comes back.
+    lost: AtomicBool,
+}
 
 /// What each thread runs around its loop for its whole life: an interpreter's thread
 /// state is made there once.
@@ -31,12 +50,19 @@ struct Queue {
     turn: usize,
     closed: bool,
     threads: usize,
+    /// Threads whose place somebody else has taken.
+    lost: usize,
+    watched: Vec<Weak<dyn Job>>,
+    watching: bool,
 }
 
 struct Shared {
+    name: String,
+    main: ThreadMain,
     queue: Mutex<Queue>,
     work: Condvar,
     ended: Condvar,
+    watch: Condvar,
 }
 
 impl Shared {
@@ -44,9 +70,65 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run_worker(&self) {
+    fn run_worker(&self, worker: &Arc<Worker>) {
         while let Some(work) = self.next_work() {
-            work();
+            work(worker);
+            if worker.lost.load(Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+
+    fn start(self: &Arc<Self>, number: usize) -> Result<(), Error> {
+        let worker = Arc::new(Worker { number, lost: AtomicBool::new(false) });
+        let gone = Gone(Arc::clone(self), worker);
+        self.lock().threads += 1;
+        let main = Arc::clone(&self.main);
+        let body = move || main(&mut || gone.0.run_worker(&gone.1));
+        // When the system refuses, the closure is dropped and with it the count of the thread.
+        spawn(format!("{}-{number}", self.name), body)
+    }
+
+    /// Has somebody else take the place of a worker that is stuck.
+    fn replace(self: &Arc<Self>, worker: &Worker) -> bool {
+        if worker.lost.swap(true, Ordering::AcqRel) {
+            return true;
+        }
+        let mut queue = self.lock();
+        queue.lost += 1;
+        let room = queue.lost <= MOST_LOST && !queue.closed;
+        drop(queue);
+        if room && self.start(worker.number).is_ok() {
+            return true;
+        }
+        let mut queue = self.lock();
+        // Nobody is left to do any work: whoever waits for it must be told.
+        let jobs = if queue.threads <= queue.lost { queue.close() } else { Vec::new() };
+        drop(queue);
+        for job in &jobs {
+            job.abandon();
+        }
+        false
+    }
+
+    /// Has watched jobs give up what takes too long, until the pool closes.
+    fn run_watch(&self) {
+        let mut queue = self.lock();
+        while !queue.closed {
+            queue.watched.retain(|job| job.strong_count() > 0);
+            queue = if queue.watched.is_empty() {
+                self.watch.wait(queue).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                self.watch.wait_timeout(queue, TICK).unwrap_or_else(PoisonError::into_inner).0
+            };
+            let jobs: Vec<_> = queue.watched.iter().filter_map(Weak::upgrade).collect();
+            drop(queue);
+            let now = Instant::now();
+            for job in &jobs {
+                job.expire(now);
+            }
+            drop(jobs);
+            queue = self.lock();
         }
     }
 
@@ -73,7 +155,20 @@ impl Shared {
     }
 }
 
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    std::thread::Builder::new().name(name).stack_size(8 << 20).spawn(body).map(drop).map_err(|error| {
+        let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
+        Error::System { what: "cannot start a worker thread", errno }
+    })
+}
+
 impl Queue {
+    /// Takes no more work; the jobs are to be abandoned, without the lock.
+    fn close(&mut self) -> Vec<Arc<dyn Job>> {
+        self.closed = true;
+        std::mem::take(&mut self.jobs)
+    }
+
     /// Takes out the jobs that have nothing left to do.
     fn sweep(&mut self) -> Vec<Arc<dyn Job>> {
         self.jobs.extract_if(.., |job| job.exhausted()).collect()
@@ -119,27 +214,19 @@ impl Pool {
     /// # Errors
     /// When the system refuses a thread; those already started end again.
     pub fn new(workers: usize, name: &str, main: &ThreadMain) -> Result<Self, Error> {
-        let queue = Mutex::new(Queue::default());
-        let shared = Arc::new(Shared { queue, work: Condvar::new(), ended: Condvar::new() });
+        let shared = Arc::new(Shared {
+            name: name.to_owned(),
+            main: Arc::clone(main),
+            queue: Mutex::default(),
+            work: Condvar::new(),
+            ended: Condvar::new(),
+            watch: Condvar::new(),
+        });
         let pool = Self { shared, workers };
         for number in 0..workers {
-            pool.start(format!("{name}-{number}"), Arc::clone(main))?;
+            pool.shared.start(number)?;
         }
         Ok(pool)
-    }
-
-    fn start(&self, name: String, main: ThreadMain) -> Result<(), Error> {
-        let shared = Arc::clone(&self.shared);
-        let body = move || {
-            let gone = Gone(shared);
-            main(&mut || gone.0.run_worker());
-        };
-        self.shared.lock().threads += 1;
-        std::thread::Builder::new().name(name).stack_size(8 << 20).spawn(body).map(drop).map_err(|error| {
-            self.shared.lock().threads -= 1;
-            let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
-            Error::System { what: "cannot start a worker thread", errno }
-        })
     }
 
     /// How many threads were started.
@@ -160,6 +247,21 @@ impl Pool {
         self.shared.work.notify_all();
     }
 
+    /// Asks a job from time to time to give up what takes too long, on a thread of its own,
+    /// for as long as the job exists.
+    pub fn watch(&self, job: &Arc<dyn Job>) {
+        let mut queue = self.shared.lock();
+        queue.watched.push(Arc::downgrade(job));
+        let begun = std::mem::replace(&mut queue.watching, true);
+        drop(queue);
+        self.shared.watch.notify_all();
+        if !begun {
+            let shared = Arc::clone(&self.shared);
+            // Without a thread to spare nothing is given up: timeouts don't apply.
+            let _ = spawn(format!("{}-watch", self.shared.name), move || shared.run_watch());
+        }
+    }
+
     /// A handle that wakes idle workers without keeping the pool open.
     pub fn bell(&self) -> Bell {
         Bell(Arc::downgrade(&self.shared))
@@ -175,11 +277,9 @@ impl Pool {
     /// long. Answers whether all have ended.
     pub fn close(&self, at_most: Duration) -> bool {
         let deadline = Instant::now() + at_most;
-        let mut queue = self.shared.lock();
-        queue.closed = true;
-        let jobs = std::mem::take(&mut queue.jobs);
-        drop(queue);
+        let jobs = self.shared.lock().close();
         self.shared.work.notify_all();
+        self.shared.watch.notify_all();
         for job in &jobs {
             job.abandon();
         }
@@ -202,12 +302,15 @@ impl Drop for Pool {
     }
 }
 
-/// Counts a thread out, also when it ends by a panic.
-struct Gone(Arc<Shared>);
+/// Counts a thread out, also when it ends by a panic or was never started.
+struct Gone(Arc<Shared>, Arc<Worker>);
 
 impl Drop for Gone {
     fn drop(&mut self) {
-        self.0.lock().threads -= 1;
+        let mut queue = self.0.lock();
+        queue.threads -= 1;
+        queue.lost -= usize::from(self.1.lost.load(Ordering::Acquire));
+        drop(queue);
         self.0.ended.notify_all();
     }
 }
@@ -223,6 +326,12 @@ impl std::fmt::Debug for Bell {
 }
 
 impl Bell {
+    /// Has somebody else take the place of a worker that is stuck. Answers whether that was
+    /// possible; if not, and no other is left, the pool closes.
+    pub fn replace(&self, worker: &Worker) -> bool {
+        self.0.upgrade().is_some_and(|shared| shared.replace(worker))
+    }
+
     /// Says that a job may have work again.
     pub fn ring(&self) {
         if let Some(shared) = self.0.upgrade() {

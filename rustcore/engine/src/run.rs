@@ -1,105 +1,79 @@
-//! One production of an epoch: a plan, a source and a window, worked on by a pool.
+//! One production of an epoch: what it consists of, a source and a window, worked on by a
+//! pool.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::arena::{Arena, Reservation};
-use crate::body::Body;
+use crate::arena::Reservation;
 use crate::cancel::Cancel;
+use crate::cell::{Batch, Cell, Failure, Options, Supply};
+use crate::deadlines::{Deadlines, Entry};
 use crate::error::Error;
 use crate::plan::Plan;
-use crate::pool::{Bell, Job, Pool, Work};
+use crate::pool::{Bell, Job, Pool, Work, Worker};
+use crate::reader::Portion;
 use crate::source::{Loaded, Source, Task};
-use crate::waker::Waker;
-use crate::window::{Counts, Take, Window};
+use crate::window::{Counts, Take, UNKNOWN, Window};
 
-/// A finished batch.
-#[derive(Debug)]
-pub struct Batch {
-    /// Its number in the epoch.
-    pub batch: u64,
-    /// The samples in it.
-    pub samples: Vec<u64>,
-    /// Where the samples stand in `body` as 64-bit integers.
-    pub samples_offset: u64,
-    /// What the source made.
-    pub loaded: Loaded,
-    /// The memory of an encoded batch.
-    pub body: Option<Arc<Body>>,
-    /// When it was claimed and when it was ready, in nanoseconds of `CLOCK_MONOTONIC`.
-    pub times: [u64; 2],
-}
-
-/// A batch that failed.
-#[derive(Debug)]
-pub struct Failure {
-    /// Its number in the epoch.
-    pub batch: u64,
-    /// The samples that should have been in it; empty when the plan itself failed.
-    pub samples: Vec<u64>,
-    /// Why.
-    pub error: Error,
-}
-
-/// What takes one place in the sequence.
-pub type Cell = Result<Box<Batch>, Box<Failure>>;
-
-/// How a run is to be made. `arena` is needed in any case; `encode` says whether batches
-/// are encoded into it.
-#[derive(Debug)]
-pub struct Options {
-    /// First batch.
-    pub start: u64,
-    /// How many batches may be claimed and not yet taken.
-    pub window: u64,
-    /// Whether batches are handed out in order, or as they become ready.
-    pub in_order: bool,
-    /// Whether batches are encoded into the arena's memory.
-    pub encode: bool,
-    /// Where the memory comes from.
-    pub arena: Arc<Arena>,
-    /// Whom to wake, and with which token.
-    pub waker: Option<(Arc<Waker>, u64)>,
+/// What a run has handed out so far.
+#[derive(Debug, Default)]
+struct Totals {
+    errors: AtomicU64,
+    samples: AtomicU64,
+    skipped: AtomicU64,
 }
 
 /// See the module's text.
 pub struct Run {
-    plan: Arc<Plan>,
+    supply: Supply,
     source: Arc<dyn Source>,
     window: Window<Cell>,
     cancel: Cancel,
     options: Options,
     bell: OnceLock<Bell>,
+    deadlines: Option<Deadlines>,
+    /// Whether somebody is finding out what the next batch consists of.
+    reading: AtomicBool,
     /// Bytes of the largest batch so far: the estimate for those to come.
     largest: AtomicU64,
-    errors: AtomicU64,
+    totals: Totals,
 }
 
 impl std::fmt::Debug for Run {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Run")
-            .field("plan", &self.plan)
+            .field("supply", &self.supply)
             .field("counts", &self.window.counts())
             .finish_non_exhaustive()
     }
 }
 
+/// A batch to be worked on, with the memory it may take.
+type Claim = (u64, Option<Reservation>);
+
 impl Run {
-    /// A run of `plan` over `source`. Nothing is produced before [`Run::start_on`] or
+    /// A run of `supply` over `source`. Nothing is produced before [`Run::start_on`] or
     /// [`Run::produce_here`].
-    pub fn new(plan: Arc<Plan>, source: Arc<dyn Source>, options: Options) -> Arc<Self> {
-        let window = Window::new(options.start, plan.batches(), options.window, options.in_order);
+    pub fn new(supply: impl Into<Supply>, source: Arc<dyn Source>, options: Options) -> Arc<Self> {
+        let supply = supply.into();
+        let end = match &supply {
+            Supply::Plan(plan) => plan.batches(),
+            Supply::Reader(..) => UNKNOWN,
+        };
+        let window = Window::new(options.start, end, options.window, options.in_order);
         Arc::new(Self {
-            plan,
+            supply,
             source,
             window,
             cancel: Cancel::new(),
-            options,
             bell: OnceLock::new(),
+            deadlines: options.timeout.map(Deadlines::new),
+            reading: AtomicBool::new(false),
             largest: AtomicU64::new(0),
-            errors: AtomicU64::new(0),
+            totals: Totals::default(),
+            options,
         })
     }
 
@@ -107,16 +81,24 @@ impl Run {
     pub fn start_on(self: &Arc<Self>, pool: &Pool) {
         let _ = self.bell.set(pool.bell());
         self.options.arena.listen(pool.memory_listener());
-        pool.add(Arc::clone(self) as Arc<dyn Job>);
+        let job = Arc::clone(self) as Arc<dyn Job>;
+        if self.deadlines.is_some() {
+            pool.watch(&job);
+        }
+        pool.add(job);
     }
 
     /// Takes the next cell, if there is one. Never blocks.
     pub fn take(&self) -> Take<Cell> {
         let taken = self.window.take();
-        if let (Take::Ready(_, cell), Some(bell)) = (&taken, self.bell.get())
-            && (!is_cheap(cell) || self.window.hungry())
-        {
-            bell.ring();
+        if let Take::Ready(_, cell) = &taken {
+            if let Ok(batch) = cell {
+                self.totals.samples.fetch_add(batch.samples.len() as u64, Ordering::Relaxed);
+                self.totals.skipped.fetch_add(batch.skipped.len() as u64, Ordering::Relaxed);
+            }
+            if !is_cheap(cell) || self.window.hungry() {
+                self.ring();
+            }
         }
         taken
     }
@@ -134,14 +116,14 @@ impl Run {
     /// The failure that `abandon` recognised.
     pub fn produce_here(&self, abandon: impl Fn(&Error) -> bool) -> Result<(), Box<Failure>> {
         let Some((batch, reservation)) = self.claim_batch() else { return Ok(()) };
-        match self.produce(batch) {
-            Err(failure) if abandon(&failure.error) => {
+        match self.produce(batch, &self.cancel, None) {
+            Some(Err(failure)) if abandon(&failure.error) => {
                 self.window.unclaim(batch);
                 Err(failure)
             }
             cell => {
                 drop(reservation);
-                let _ = self.put(batch, cell);
+                let _ = cell.and_then(|cell| self.put(batch, cell));
                 Ok(())
             }
         }
@@ -161,12 +143,20 @@ impl Run {
 
     /// How many cells were failures, handed out or not.
     pub fn errors(&self) -> u64 {
-        self.errors.load(Ordering::Relaxed)
+        self.totals.errors.load(Ordering::Relaxed)
     }
 
-    /// The plan.
-    pub fn plan(&self) -> &Arc<Plan> {
-        &self.plan
+    /// Samples in the batches handed out, and those left out of them.
+    pub fn samples(&self) -> (u64, u64) {
+        (self.totals.samples.load(Ordering::Relaxed), self.totals.skipped.load(Ordering::Relaxed))
+    }
+
+    /// The plan, unless the epoch is read from something.
+    pub fn plan(&self) -> Option<&Arc<Plan>> {
+        match &self.supply {
+            Supply::Plan(plan) => Some(plan),
+            Supply::Reader(..) => None,
+        }
     }
 
     /// The cancellation that the run's tasks look at.
@@ -174,24 +164,45 @@ impl Run {
         &self.cancel
     }
 
-    fn claim_batch(&self) -> Option<(u64, Option<Reservation>)> {
-        self.window.claim(|needed| {
+    fn ring(&self) {
+        if let Some(bell) = self.bell.get() {
+            bell.ring();
+        }
+    }
+
+    fn wake(&self) {
+        if let Some((waker, token)) = &self.options.waker {
+            waker.wake(*token);
+        }
+    }
+
+    /// The next batch to work on. What is read from something is claimed one at a time: the
+    /// next claim waits until it is known what this one consists of.
+    fn claim_batch(&self) -> Option<Claim> {
+        let reads = matches!(self.supply, Supply::Reader(..));
+        if reads && self.reading.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        let claim = self.window.claim(|needed| {
             if !self.options.encode {
                 return Some(None);
             }
             self.options.arena.reserve(self.largest.load(Ordering::Relaxed), needed).map(Some)
-        })
+        });
+        if reads && claim.is_none() {
+            self.reading.store(false, Ordering::Release);
+        }
+        claim
     }
 
+    /// Stores a cell. A closed window gives it back.
     fn put(&self, batch: u64, cell: Cell) -> Option<Cell> {
         if cell.is_err() {
-            self.errors.fetch_add(1, Ordering::Relaxed);
+            self.totals.errors.fetch_add(1, Ordering::Relaxed);
         }
         match self.window.put(batch, cell) {
             Ok(true) => {
-                if let Some((waker, token)) = &self.options.waker {
-                    waker.wake(*token);
-                }
+                self.wake();
                 None
             }
             Ok(false) => None,
@@ -199,34 +210,79 @@ impl Run {
         }
     }
 
-    fn produce(&self, batch: u64) -> Cell {
-        let claimed = now();
-        let mut indices = Vec::new();
-        if let Err(error) = self.plan.indices(batch, &self.cancel, &mut indices) {
-            return Err(Box::new(Failure { batch, samples: Vec::new(), error: error.into() }));
+    /// A worker's whole work on a batch.
+    fn work_on(&self, (batch, reservation): Claim, worker: Option<Arc<Worker>>) {
+        let cancel = match &self.deadlines {
+            Some(_) => self.cancel.child(),
+            None => self.cancel.clone(),
+        };
+        let number = worker.as_ref().map(|worker| worker.number);
+        if let Some(deadlines) = &self.deadlines {
+            deadlines.open(batch, &cancel, worker);
         }
-        let task = Arc::new(Task {
-            epoch: self.plan.spec().epoch,
-            batch,
-            indices,
-            encode: self.options.encode,
-            cancel: self.cancel.clone(),
-            arena: Arc::clone(&self.options.arena),
-            body: OnceLock::new(),
-        });
-        match self.load(&task) {
-            Ok(loaded) => Ok(Box::new(self.finish(&task, loaded, claimed))),
-            Err(error) => Err(Box::new(Failure { batch, samples: task.indices.clone(), error })),
+        let cell = self.produce(batch, &cancel, number);
+        drop(reservation);
+        if let Some(cell) = cell
+            && self.settle(batch)
+        {
+            drop(self.put(batch, cell));
         }
     }
 
-    /// Calls the source; a panic is the error of this batch, not of the thread.
-    fn load(&self, task: &Arc<Task>) -> Result<Loaded, Error> {
-        let loaded = match catch_unwind(AssertUnwindSafe(|| self.source.load(task))) {
-            Ok(loaded) => loaded.map_err(Error::Source)?,
-            Err(panic) => return Err(Error::Panic(panic_text(&*panic))),
+    /// Whether a batch is still wanted: it has not been given up because of its timeout.
+    fn settle(&self, batch: u64) -> bool {
+        self.deadlines.as_ref().is_none_or(|deadlines| deadlines.close(batch))
+    }
+
+    /// Makes the cell of a batch; `None` if it turns out that the epoch ends before it.
+    fn produce(&self, batch: u64, cancel: &Cancel, worker: Option<usize>) -> Option<Cell> {
+        let claimed = now();
+        let portion = match self.portion(batch, cancel).transpose()? {
+            Ok(portion) => portion,
+            Err(error) => return Some(Err(Box::new(Failure { batch, samples: Vec::new(), error }))),
         };
-        if matches!(loaded, Loaded::Encoded(_)) && task.body.get().is_none() {
+        let epoch = match &self.supply {
+            Supply::Plan(plan) => plan.spec().epoch,
+            Supply::Reader(_, epoch) => *epoch,
+        };
+        let mut task = Task::new((epoch, batch), portion, self.options.encode, &self.options.arena);
+        task.cancel = cancel.clone();
+        task.worker = worker;
+        let task = Arc::new(task);
+        if let Some(deadlines) = &self.deadlines {
+            deadlines.loading(batch, &task);
+        }
+        Some(match self.load(&task) {
+            Ok(loaded) => Ok(Box::new(self.finish(&task, loaded, claimed))),
+            Err(error) => Err(Box::new(Failure { batch, samples: task.indices.clone(), error })),
+        })
+    }
+
+    /// What the batch consists of; `None` if the epoch ends before it.
+    fn portion(&self, batch: u64, cancel: &Cancel) -> Result<Option<Portion>, Error> {
+        match &self.supply {
+            Supply::Plan(plan) => {
+                let mut indices = Vec::new();
+                plan.indices(batch, cancel, &mut indices)?;
+                Ok(Some(Portion { indices, items: None, places: places(plan, batch) }))
+            }
+            Supply::Reader(reader, _) => {
+                let portion = guarded(|| reader.read(batch, cancel));
+                if matches!(portion, Ok(None)) && self.settle(batch) {
+                    self.window.finish(batch);
+                    self.wake();
+                }
+                self.reading.store(false, Ordering::Release);
+                self.ring();
+                portion
+            }
+        }
+    }
+
+    /// Calls the source.
+    fn load(&self, task: &Arc<Task>) -> Result<Loaded, Error> {
+        let loaded = guarded(|| self.source.load(task))?;
+        if matches!(loaded, Loaded::Encoded(_)) && task.body().is_none() {
             // A value without arrays: the sample indices still need their place.
             task.allocate(0)?;
         }
@@ -234,28 +290,43 @@ impl Run {
     }
 
     fn finish(&self, task: &Task, loaded: Loaded, claimed: u64) -> Batch {
-        let body = task.body.get().cloned();
+        let body = task.body().cloned();
         let bytes = body.as_ref().map_or(0, |body| body.len());
         self.largest.fetch_max(bytes as u64, Ordering::Relaxed);
+        let samples = task.samples().to_vec();
         Batch {
             batch: task.batch,
-            samples: task.indices.clone(),
-            samples_offset: bytes.saturating_sub(task.indices.len() * 8) as u64,
+            samples_offset: bytes.saturating_sub(samples.len() * 8) as u64,
+            samples,
+            skipped: task.skipped(),
             loaded,
             body,
             times: [claimed, now()],
+        }
+    }
+
+    /// Gives up a batch that takes too long, and the worker that is at it.
+    fn give_up(&self, entry: &Entry, limit: Duration) {
+        entry.cancel.cancel();
+        let text = timeout_text(entry, limit);
+        let samples = entry.task.as_ref().map(|task| task.indices.clone()).unwrap_or_default();
+        let failure = Failure { batch: entry.batch, samples, error: Error::Timeout(text) };
+        drop(self.put(entry.batch, Err(Box::new(failure))));
+        if entry.task.is_none() && matches!(self.supply, Supply::Reader(..)) {
+            // What the next batch consists of is known only when this is read, which hangs.
+            self.window.stop_claiming();
+            self.wake();
+        }
+        if let (Some(worker), Some(bell)) = (&entry.worker, self.bell.get()) {
+            bell.replace(worker);
         }
     }
 }
 
 impl Job for Run {
     fn claim(self: Arc<Self>) -> Option<Work> {
-        let (batch, reservation) = self.claim_batch()?;
-        Some(Box::new(move || {
-            let cell = self.produce(batch);
-            drop(reservation);
-            drop(self.put(batch, cell));
-        }))
+        let claim = self.claim_batch()?;
+        Some(Box::new(move |worker| self.work_on(claim, Some(Arc::clone(worker)))))
     }
 
     fn exhausted(&self) -> bool {
@@ -264,10 +335,43 @@ impl Job for Run {
 
     fn abandon(&self) {
         drop(self.cancel());
-        if let Some((waker, token)) = &self.options.waker {
-            waker.wake(*token);
+        self.wake();
+    }
+
+    fn expire(&self, now: Instant) {
+        let Some(deadlines) = &self.deadlines else { return };
+        for entry in deadlines.due(now) {
+            self.give_up(&entry, deadlines.limit);
         }
     }
+}
+
+/// The position of a batch's first sample in the epoch, and the step to the next.
+fn places(plan: &Plan, batch: u64) -> [u64; 2] {
+    let spec = plan.spec();
+    [
+        spec.rank.wrapping_add(batch.wrapping_mul(spec.batch_size).wrapping_mul(spec.world_size)),
+        spec.world_size,
+    ]
+}
+
+/// Calls foreign code; a panic is the error of this batch, not of the thread.
+fn guarded<T>(call: impl FnOnce() -> Result<T, crate::error::Foreign>) -> Result<T, Error> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(answer) => answer.map_err(Error::Source),
+        Err(panic) => Err(Error::Panic(panic_text(&*panic))),
+    }
+}
+
+fn timeout_text(entry: &Entry, limit: Duration) -> String {
+    let doing = match &entry.task {
+        None => "it was still being found out which samples are in it".to_owned(),
+        Some(task) => match task.loading() {
+            Some(index) => format!("sample {index} was being loaded"),
+            None => format!("it was being made of the samples {:?}", task.indices),
+        },
+    };
+    format!("batch {} took longer than timeout={} s: {doing}", entry.batch, limit.as_secs_f64())
 }
 
 /// Whether waking a worker costs about as much as the batch did. Then workers are woken

@@ -33,9 +33,12 @@ pub struct Counts {
     pub delivered: u64,
     /// Cells that are ready and not yet handed out.
     pub ready: u64,
-    /// Cells this window will deliver in all.
-    pub total: u64,
+    /// Cells this window will deliver in all; `None` while nobody knows.
+    pub total: Option<u64>,
 }
+
+/// An end that nobody knows yet; see [`Window::finish`].
+pub const UNKNOWN: u64 = u64::MAX;
 
 #[derive(Debug)]
 struct State<T> {
@@ -48,7 +51,16 @@ struct State<T> {
     ring: VecDeque<Option<T>>,
     /// Out of order: cells in the order of their arrival.
     arrived: VecDeque<(u64, T)>,
+    /// One past the last batch, [`UNKNOWN`] until it is known.
+    end: u64,
     closed: bool,
+}
+
+impl<T> State<T> {
+    /// Whether every cell up to the end was handed out, of a window that began at `start`.
+    fn ended(&self, start: u64) -> bool {
+        self.delivered == self.end - start
+    }
 }
 
 /// The window of one run. See the module's text.
@@ -57,13 +69,13 @@ pub struct Window<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
     start: u64,
-    end: u64,
     width: u64,
     in_order: bool,
 }
 
 impl<T> Window<T> {
-    /// A window over the batches `start..end`, `width` (at least 1) of them at a time.
+    /// A window over the batches `start..end`, `width` (at least 1) of them at a time. An
+    /// `end` that is [`UNKNOWN`] is told later, by [`Window::finish`].
     pub fn new(start: u64, end: u64, width: u64, in_order: bool) -> Self {
         let state = State {
             next_claim: start,
@@ -71,16 +83,10 @@ impl<T> Window<T> {
             delivered: 0,
             ring: VecDeque::new(),
             arrived: VecDeque::new(),
+            end: end.max(start),
             closed: false,
         };
-        Self {
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            start,
-            end: end.max(start),
-            width: width.max(1),
-            in_order,
-        }
+        Self { state: Mutex::new(state), changed: Condvar::new(), start, width: width.max(1), in_order }
     }
 
     /// Hands out the next batch to work on, if one is inside the window.
@@ -90,7 +96,7 @@ impl<T> Window<T> {
     pub fn claim<A>(&self, admit: impl FnOnce(bool) -> Option<A>) -> Option<(u64, A)> {
         let mut state = lock(&self.state);
         let outstanding = (state.next_claim - self.start) - state.delivered;
-        if state.closed || state.next_claim >= self.end || outstanding >= self.width {
+        if state.closed || state.next_claim >= state.end || outstanding >= self.width {
             return None;
         }
         let admitted = admit(outstanding == 0)?;
@@ -106,7 +112,7 @@ impl<T> Window<T> {
     /// succeed again.
     pub fn exhausted(&self) -> bool {
         let state = lock(&self.state);
-        state.closed || state.next_claim >= self.end
+        state.closed || state.next_claim >= state.end
     }
 
     /// Takes back the newest claim, so that the same batch is claimed again.
@@ -123,6 +129,23 @@ impl<T> Window<T> {
             state.ring.pop_back();
         }
         true
+    }
+
+    /// Says that the newest claim does not exist: the epoch ends before it. For epochs
+    /// whose length shows only when they are read to the end, one batch at a time.
+    pub fn finish(&self, batch: u64) {
+        if self.unclaim(batch) {
+            self.stop_claiming();
+        }
+    }
+
+    /// Hands out no more batches: the epoch ends behind those that were claimed.
+    pub fn stop_claiming(&self) {
+        let mut state = lock(&self.state);
+        state.end = state.end.min(state.next_claim);
+        drop(state);
+        // The consumer may be waiting for a cell that will never come.
+        self.changed.notify_all();
     }
 
     /// Stores the cell of a claimed batch. Never blocks. Answers whether the consumer
@@ -156,7 +179,7 @@ impl<T> Window<T> {
         if state.closed {
             return Take::Closed;
         }
-        if state.delivered == self.end - self.start {
+        if state.ended(self.start) {
             return Take::End;
         }
         let found = if self.in_order {
@@ -196,7 +219,7 @@ impl<T> Window<T> {
 
     fn is_takeable(&self, state: &State<T>) -> bool {
         state.closed
-            || state.delivered == self.end - self.start
+            || state.ended(self.start)
             || matches!(state.ring.front(), Some(Some(_)))
             || !state.arrived.is_empty()
     }
@@ -236,7 +259,7 @@ impl<T> Window<T> {
             claimed: state.next_claim - self.start,
             delivered: state.delivered,
             ready: ready as u64,
-            total: self.end - self.start,
+            total: (state.end != UNKNOWN).then(|| state.end - self.start),
         }
     }
 }

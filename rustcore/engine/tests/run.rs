@@ -47,7 +47,15 @@ fn plan(samples: u64, batch_size: u64) -> Arc<Plan> {
 }
 
 fn options(window: u64) -> RunOptions {
-    RunOptions { start: 0, window, in_order: true, encode: false, arena: Arena::new(1 << 20), waker: None }
+    RunOptions {
+        start: 0,
+        window,
+        in_order: true,
+        encode: false,
+        arena: Arena::new(1 << 20),
+        waker: None,
+        timeout: None,
+    }
 }
 
 fn pool(workers: usize) -> Pool {

@@ -1,6 +1,6 @@
 //! The one place where the engine's errors become Python's.
 
-use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use tundish_engine::{Error, PlanError};
 
@@ -17,6 +17,7 @@ pub(crate) fn to_py(error: Error) -> PyErr {
         },
         Error::Plan(PlanError::Cancelled) => PyRuntimeError::new_err("the epoch was cancelled"),
         Error::Plan(invalid) => PyValueError::new_err(invalid.to_string()),
+        Error::Timeout(text) => PyTimeoutError::new_err(text),
         Error::System { errno, .. } => PyOSError::new_err((errno.raw_os_error(), error.to_string())),
         other => PyRuntimeError::new_err(other.to_string()),
     }

@@ -6,8 +6,10 @@
 
 mod errors;
 mod guard;
+mod lanes;
 mod memory;
 mod plan;
+mod reader;
 mod run;
 mod source;
 mod thread;
@@ -20,9 +22,13 @@ mod _core {
     #[pymodule_export]
     use crate::guard::{watch_parent, watch_signals};
     #[pymodule_export]
+    use crate::lanes::PyLanes;
+    #[pymodule_export]
     use crate::memory::{PyArena, PyWaker};
     #[pymodule_export]
     use crate::plan::PyPlan;
+    #[pymodule_export]
+    use crate::reader::PyReader;
     #[pymodule_export]
     use crate::run::{PyBatch, PyEnd, PyFailure, PyPool, PyRun};
     #[pymodule_export]

@@ -9,11 +9,11 @@ use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use tundish_engine::{Arena, Batch, Cell, Error, Failure, Loaded, Pool, Run, RunOptions, Take};
+use tundish_engine::{Arena, Batch, Cell, Error, Failure, Loaded, Plan, Pool, Run, RunOptions, Take};
 
 use crate::errors::to_py;
 use crate::memory::{PyArena, PyWaker, export};
-use crate::plan::PyPlan;
+use crate::reader::AnySupply;
 use crate::source::{AnySource, Object};
 use crate::thread::thread_main;
 
@@ -22,7 +22,7 @@ pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// See the stub.
 #[pyclass(frozen, name = "Pool", module = "tundish._core")]
-pub(crate) struct PyPool(Pool);
+pub(crate) struct PyPool(pub(crate) Pool);
 
 #[pymethods]
 impl PyPool {
@@ -52,11 +52,11 @@ pub(crate) struct PyRun {
 #[pymethods]
 impl PyRun {
     #[new]
-    #[pyo3(signature = (source, plan, *, start=0, pool=None, arena=None, encode=false, window=1, in_order=true, waker=None, token=0))]
+    #[pyo3(signature = (source, plan, *, start=0, pool=None, arena=None, encode=false, window=1, in_order=true, waker=None, token=0, epoch=0, timeout=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         source: AnySource<'_>,
-        plan: Bound<'_, PyPlan>,
+        plan: AnySupply<'_>,
         start: u64,
         pool: Option<Bound<'_, PyPool>>,
         arena: Option<Bound<'_, PyArena>>,
@@ -65,9 +65,12 @@ impl PyRun {
         in_order: bool,
         waker: Option<Bound<'_, PyWaker>>,
         token: u64,
+        epoch: u64,
+        timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let plan = Arc::clone(&plan.get().0);
-        if start > plan.batches() {
+        if let Some(plan) = plan.plan()
+            && start > plan.batches()
+        {
             let message =
                 format!("start={start} is behind the epoch's end: it has {} batches", plan.batches());
             return Err(PyValueError::new_err(message));
@@ -78,8 +81,9 @@ impl PyRun {
             None => Arena::new(0),
         };
         let waker = waker.map(|waker| (Arc::clone(&waker.get().0), token));
-        let options = RunOptions { start, window, in_order, encode, arena, waker };
-        let run = Run::new(plan, source.engine(), options);
+        let timeout = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let options = RunOptions { start, window, in_order, encode, arena, waker, timeout };
+        let run = Run::new(plan.engine(epoch), source.engine(), options);
         if let Some(pool) = &pool {
             run.start_on(&pool.get().0);
         }
@@ -91,9 +95,9 @@ impl PyRun {
             Take::Ready(_, cell) => wrap(py, cell).map(Some),
             Take::Pending => Ok(None),
             Take::End => self.end(py).map(Some),
-            Take::Closed => {
-                Err(PyRuntimeError::new_err("this epoch was cancelled, or its loader was closed"))
-            }
+            Take::Closed => Err(PyRuntimeError::new_err(
+                "this epoch was cancelled, its loader was closed, or all its workers are stuck",
+            )),
         }
     }
 
@@ -124,13 +128,16 @@ impl PyRun {
         stats.set_item("ready", counts.ready)?;
         stats.set_item("total", counts.total)?;
         stats.set_item("errors", self.run.errors())?;
+        stats.set_item("skipped", self.run.samples().1)?;
         Ok(stats)
     }
 }
 
 impl PyRun {
     fn end<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let end = PyEnd { batches: self.run.counts().delivered, errors: self.run.errors() };
+        let (samples, skipped) = self.run.samples();
+        let batches = self.run.counts().delivered;
+        let end = PyEnd { batches, errors: self.run.errors(), samples, skipped };
         Ok(Bound::new(py, end)?.into_any())
     }
 
@@ -149,18 +156,19 @@ impl PyRun {
             let Some(error) = foreign.downcast_ref::<PyErr>() else { return false };
             Python::attach(|py| error.is_instance_of::<PyKeyboardInterrupt>(py))
         };
-        if self.run.plan().spec().order.is_materialized(self.run.plan().spec().samples) {
-            self.prepare(py)?;
-        }
+        self.prepare(py)?;
         py.detach(|| self.run.produce_here(interrupted)).map_err(|failure| to_py(failure.error))
     }
 
     /// Builds a long order on a thread of its own while this one looks at its signals.
     fn prepare(&self, py: Python<'_>) -> PyResult<()> {
-        if self.run.counts().claimed > 0 || self.run.plan().spec().samples < 1 << 18 {
+        // Below that it is a matter of a millisecond or two.
+        let long = |plan: &&Arc<Plan>| plan.samples().saturating_mul(plan.spec().world_size) >= 1 << 18;
+        let Some(plan) = self.run.plan().filter(long) else { return Ok(()) };
+        if self.run.counts().claimed > 0 {
             return Ok(());
         }
-        let (plan, cancel) = (Arc::clone(self.run.plan()), self.run.cancellation().clone());
+        let (plan, cancel) = (Arc::clone(plan), self.run.cancellation().clone());
         // A failure shows again, and is reported, when the first batch asks for its indices.
         let thread = std::thread::spawn(move || drop(plan.prepare(&cancel)));
         while !thread.is_finished() {
@@ -231,6 +239,16 @@ impl PyBatch {
     }
 
     #[getter]
+    fn count(&self) -> usize {
+        self.batch.samples.len()
+    }
+
+    #[getter]
+    fn skipped(&self) -> Vec<u64> {
+        self.batch.skipped.clone()
+    }
+
+    #[getter]
     fn samples_offset(&self) -> u64 {
         self.batch.samples_offset
     }
@@ -298,4 +316,6 @@ impl PyFailure {
 pub(crate) struct PyEnd {
     batches: u64,
     errors: u64,
+    samples: u64,
+    skipped: u64,
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use pyo3::buffer::PyUntypedBuffer;
+use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView};
@@ -58,7 +58,13 @@ pub(crate) struct PyArraySource(Arc<Arrays>);
 #[pymethods]
 impl PyArraySource {
     #[new]
-    fn new(fields: Vec<(Option<String>, String, Bound<'_, PyAny>)>, container: &str) -> PyResult<Self> {
+    #[pyo3(signature = (fields, container, selection=None))]
+    fn new(
+        py: Python<'_>,
+        fields: Vec<(Option<String>, String, Bound<'_, PyAny>)>,
+        container: &str,
+        selection: Option<PyBuffer<i64>>,
+    ) -> PyResult<Self> {
         let container = match container {
             "dict" => Container::Dict,
             "list" => Container::List,
@@ -83,7 +89,12 @@ impl PyArraySource {
             buffers.push(buffer);
         }
         // SAFETY: the buffers, held beside the source, keep the memory readable.
-        let source = unsafe { ArraySource::new(described, container) }.map_err(PyValueError::new_err)?;
+        let mut source = unsafe { ArraySource::new(described, container) }.map_err(PyValueError::new_err)?;
+        if let Some(rows) = selection {
+            // A negative row is beyond the arrays' end as an unsigned number.
+            let rows = rows.to_vec(py)?.into_iter().map(i64::cast_unsigned).collect();
+            source = source.select(rows).map_err(PyValueError::new_err)?;
+        }
         Ok(Self(Arc::new(Arrays { source, buffers })))
     }
 }
@@ -92,6 +103,14 @@ impl PyArraySource {
 pub(crate) struct Object(Option<Py<PyAny>>);
 
 impl Object {
+    pub(crate) fn new(object: Py<PyAny>) -> Self {
+        Self(Some(object))
+    }
+
+    pub(crate) fn bind<'py>(&self, py: Python<'py>) -> &Bound<'py, PyAny> {
+        self.0.as_ref().map(|object| object.bind(py)).expect("an object is taken out by value only")
+    }
+
     pub(crate) fn into_inner(mut self) -> Option<Py<PyAny>> {
         self.0.take()
     }
@@ -171,8 +190,33 @@ impl PyTask {
         self.task.encode
     }
 
+    #[getter]
+    fn worker(&self) -> Option<usize> {
+        self.task.worker
+    }
+
+    /// The samples, if they were read already; they are the caller's from then on.
+    #[getter]
+    fn items(&self) -> Option<Py<PyAny>> {
+        let items = self.task.items()?.downcast::<Object>().ok()?;
+        items.into_inner()
+    }
+
+    fn position(&self, place: u64) -> u64 {
+        self.task.position(place)
+    }
+
     fn cancelled(&self) -> bool {
         self.task.cancel.is_cancelled()
+    }
+
+    fn step(&self, place: u64) -> bool {
+        self.task.step(place);
+        self.task.cancel.is_cancelled()
+    }
+
+    fn keep(&self, places: Vec<usize>) -> PyResult<()> {
+        self.task.keep(&places).map_err(to_py)
     }
 
     fn alloc<'py>(&self, py: Python<'py>, nbytes: usize) -> PyResult<Bound<'py, PyAny>> {
@@ -180,5 +224,20 @@ impl PyTask {
         let _ = self.memory.set(Arc::clone(&body));
         let view = PyMemoryView::from(Bound::new(py, PyBody(body))?.as_any())?;
         view.get_item(pyo3::types::PySlice::new(py, 0, nbytes.cast_signed(), 1))
+    }
+}
+
+impl PyTask {
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.task.cancel.is_cancelled()
+    }
+
+    /// Whether this batch alone was given up, and not its whole run.
+    pub(crate) fn gave_up(&self) -> bool {
+        self.task.cancel.is_own()
+    }
+
+    pub(crate) fn note(&self, place: usize) {
+        self.task.step(place as u64);
     }
 }
