@@ -9,7 +9,7 @@
             ...
 """
 
-from ._protocol.reading import BatchInfo, BatchTimes, Position
+from ._protocol.info import BatchInfo, BatchTimes, Position
 from ._protocol.registry import register
 from ._version import __version__
 from .aio import AsyncClient

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from ._looping import LoopLink, open_link
 from ._protocol.reading import StreamState
 from .config import ClientOptions, EpochOptions
 from .errors import TundishError
+from .resuming import resume_options
 from .streams import AsyncStream
 
 __all__ = ["AsyncClient"]
@@ -59,13 +61,33 @@ class AsyncClient(BaseClient):
         rank: int = 0,
         world_size: int = 1,
         uneven: str = "pad",
+        batch_size: int | None = None,
         prefetch: int = 2,
         copy: bool = False,
     ) -> AsyncStream:
         """Like `Client.epoch`; the server is asked when the stream is first used."""
         options = EpochOptions(
             epoch=epoch, feed=feed, start=start, rank=rank, world_size=world_size,
-            uneven=uneven, prefetch=prefetch, copy=copy,
+            uneven=uneven, batch_size=batch_size, prefetch=prefetch, copy=copy,
+        )  # fmt: skip
+        self._life.check()
+        return AsyncStream(self, StreamState(options))
+
+    def resume(
+        self,
+        state: Mapping[str, Any],
+        *,
+        feed: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        uneven: str | None = None,
+        prefetch: int = 2,
+        copy: bool = False,
+    ) -> AsyncStream:
+        """Like `Client.resume`; the server is asked when the stream is first used."""
+        options = resume_options(
+            state, feed=feed, rank=rank, world_size=world_size, uneven=uneven,
+            prefetch=prefetch, copy=copy,
         )  # fmt: skip
         self._life.check()
         return AsyncStream(self, StreamState(options))
@@ -138,7 +160,7 @@ class AsyncClient(BaseClient):
 
     async def _start(self, state: StreamState) -> None:
         link = await self._started(state)
-        while state.length() is None:
+        while not state.is_started():
             await link.change(state)
             self._life.check()
 

@@ -161,7 +161,10 @@ def _from_environment(name: str, default: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOptions:
-    """What a stream asks for; see `Client.epoch`."""
+    """What a stream asks for; see `Client.epoch`.
+
+    `fingerprint` is what a position was counted in: the server compares it with what it has.
+    """
 
     epoch: int
     feed: str | None = None
@@ -169,6 +172,8 @@ class EpochOptions:
     rank: int = 0
     world_size: int = 1
     uneven: str = "pad"
+    batch_size: int | None = None
+    fingerprint: Mapping[str, Any] | None = None
     prefetch: int = 2
     copy: bool = False
 
@@ -188,11 +193,14 @@ class EpochOptions:
             raise ConfigError(
                 f"uneven must be one of {', '.join(map(repr, _UNEVEN))}, got {self.uneven!r:.100}"
             )
+        if self.batch_size is not None:
+            put("batch_size", check_int("batch_size", self.batch_size, 1))
         put("prefetch", check_int("prefetch", self.prefetch, 1, 2**20))
         _check_bool("copy", self.copy)
 
     def header(self) -> dict[str, Any]:
         """The part of the EPOCH message that describes the request."""
+        optional = {"batch_size": self.batch_size, "fingerprint": self.fingerprint}
         return {
             "feed": self.feed,
             "epoch": self.epoch,
@@ -200,6 +208,7 @@ class EpochOptions:
             "rank": self.rank,
             "world_size": self.world_size,
             "uneven": self.uneven,
+            **{name: value for name, value in optional.items() if value is not None},
             # One more for the batch in the user's hands, whose credit comes back with its ACK.
             "credits": {"batches": self.prefetch + 1, "bytes": RECEIVE_BYTES},
         }

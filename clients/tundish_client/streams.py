@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ._protocol.client import END
-from ._protocol.reading import BatchInfo, Cell, Position, StreamState
+from ._protocol.info import BatchInfo, Position
+from ._protocol.reading import Cell, StreamState
 from ._signals import interrupt_again
 from .errors import TundishError
 
@@ -33,19 +34,27 @@ class BaseStream:
         """Where the stream stands: `.epoch` and `.batch`, the batch that comes next.
 
         A position counts what was handed out, not what was received.
+
+        Raises:
+            TundishError: The feed delivers out of order; there is no position.
         """
         return self._state.position
 
     @property
     def info(self) -> BatchInfo | None:
-        """The batch handed out last: number, sample indices, times. None before the first."""
+        """The batch handed out last: number, sample indices, skipped ones, times.
+
+        None before the first.
+        """
         return self._state.info
 
     @property
     def counts(self) -> Mapping[str, int]:
         """batches, samples, padded, dropped, skipped, redelivered, errors.
 
-        What the server announced, from the start of the stream; what came true, after its end.
+        From the start of the stream what the server announced; `skipped` and `errors` count what
+        was handed out. Where the number of batches is not known beforehand, batches and samples
+        count what was handed out, too. After the end all are what came true.
         """
         return self._state.counts
 
@@ -60,10 +69,10 @@ class BaseStream:
         return dict(self._state.fingerprint)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position as plain data for a checkpoint.
+        """Returns the position as plain data for a checkpoint; JSON can hold it.
 
-        Keys: feed, epoch, batch (the next one), rank, world_size, uneven, fingerprint. Go on with
-        `client.epoch(state["epoch"], feed=state["feed"], start=state["batch"])`.
+        Keys: feed, epoch, batch (the next one), rank, world_size, uneven, fingerprint, and
+        batch_size if the stream has one of its own. Go on with `client.resume(state)`.
 
         Raises:
             TundishError: The feed delivers out of order; there is no position.
@@ -74,8 +83,11 @@ class BaseStream:
         return True  # not len(): asking whether there is a stream must not wait for the server
 
     def __repr__(self) -> str:
-        epoch, batch = self._state.position
-        return f"<{type(self).__name__} of feed {self.feed!r} at epoch {epoch}, batch {batch}>"
+        state = self._state
+        where = f"epoch {state.options.epoch}"
+        if state.in_order is not False:
+            where += f", batch {state.next_batch}"
+        return f"<{type(self).__name__} of feed {self.feed!r} at {where}>"
 
 
 class Stream(BaseStream):
@@ -120,7 +132,11 @@ class Stream(BaseStream):
         return value
 
     def __len__(self) -> int:
-        """The batches of this stream, from `start` to the end; waits until the server has said."""
+        """The batches of this stream, from `start` to the end; waits until the server has said.
+
+        Raises:
+            TypeError: It is not known before the end: a dataset or sampler without `__len__`.
+        """
         return self._client._length(self._state)
 
     def close(self) -> None:
@@ -191,14 +207,14 @@ class AsyncStream(BaseStream):
 
         Raises:
             TundishError: The stream has not started: enter it with `async with`, or read a batch.
+            TypeError: It is not known before the end: a dataset or sampler without `__len__`.
         """
-        length = self._state.length()
-        if length is None:
+        if not self._state.is_started():
             raise TundishError(
                 "the length is known when the stream has started: enter it with `async with`, "
                 "or read a batch first"
             )
-        return length
+        return self._state.length()
 
     async def aclose(self) -> None:
         """Ends the stream: the server stops working for it. Never waits."""

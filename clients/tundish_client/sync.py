@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from ._base import BaseClient, Opening, choose_feed
 from ._blocking import BlockingLink
 from ._protocol.reading import StreamState
 from .config import ClientOptions, EpochOptions
+from .resuming import resume_options
 from .streams import Stream
 
 __all__ = ["Client"]
@@ -68,6 +69,7 @@ class Client(BaseClient):
         rank: int = 0,
         world_size: int = 1,
         uneven: str = "pad",
+        batch_size: int | None = None,
         prefetch: int = 2,
         copy: bool = False,
     ) -> Stream:
@@ -80,6 +82,7 @@ class Client(BaseClient):
             rank: This consumer's shard, below `world_size`.
             world_size: Number of shards.
             uneven: "pad", "drop" or "keep": what to do if the shards are not of one size.
+            batch_size: Samples in a batch of this stream; by default the feed's.
             prefetch: Batches the server may send ahead, at least 1.
             copy: Hand out arrays in memory of their own instead of views of shared memory.
 
@@ -90,8 +93,54 @@ class Client(BaseClient):
         """
         options = EpochOptions(
             epoch=epoch, feed=feed, start=start, rank=rank, world_size=world_size,
-            uneven=uneven, prefetch=prefetch, copy=copy,
+            uneven=uneven, batch_size=batch_size, prefetch=prefetch, copy=copy,
         )  # fmt: skip
+        return self._stream(options)
+
+    def resume(
+        self,
+        state: Mapping[str, Any],
+        *,
+        feed: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        uneven: str | None = None,
+        prefetch: int = 2,
+        copy: bool = False,
+    ) -> Stream:
+        """Goes on where a stream was when its `state_dict()` was taken.
+
+        The server may be another one; it compares what the position was counted in (seed, samples,
+        order, drop_last, global batch size) with its feed and refuses a difference, with both
+        values. If the feed's seed was drawn at its start, the stream gets the state's instead; to
+        keep that seed in the next epoch, resume `state | {"epoch": e + 1, "batch": 0}`.
+
+        Args:
+            state: From `state_dict()` of a stream, or of an epoch or a DataLoader in-process.
+            feed: Name of the feed; by default the state's.
+            rank: By default the state's; must be given with another `world_size` above 1.
+            world_size: By default the state's. With another one the batch size becomes the global
+                batch divided by it.
+            uneven: By default the state's.
+            prefetch: As for `epoch`.
+            copy: As for `epoch`.
+
+        Raises:
+            ConfigError: The state is none, or the global batch can't be divided by `world_size`.
+                What only the server can know is raised by the stream.
+            ConnectionLost: The server is gone.
+
+        Example:
+            >>> checkpoint = json.dumps(stream.state_dict())  # doctest: +SKIP
+            >>> stream = client.resume(json.loads(checkpoint))  # doctest: +SKIP
+        """
+        options = resume_options(
+            state, feed=feed, rank=rank, world_size=world_size, uneven=uneven,
+            prefetch=prefetch, copy=copy,
+        )  # fmt: skip
+        return self._stream(options)
+
+    def _stream(self, options: EpochOptions) -> Stream:
         state = StreamState(options)
         self._link.update(self._link.core.open_stream, state)
         return Stream(self, state)
@@ -148,8 +197,9 @@ class Client(BaseClient):
         return self._link.take(state)
 
     def _length(self, state: StreamState) -> int:
-        length = state.length()
-        return int(self._link.until(state.length) if length is None else length)
+        if not state.is_started():
+            self._link.until(state.is_started)
+        return state.length()
 
     def _close_stream(self, state: StreamState) -> None:
         if not (state.closed or self._life.over):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from tundish._core import Batch, Failure
+from tundish._core import Batch, End, Failure, Plan
+from tundish.arguments import integer
 from tundish_client._protocol.asking import ServerStream
 from tundish_client.errors import ConfigError
 
@@ -20,6 +21,9 @@ BURST = 32
 
 _FOR_LOADER, _FOR_CONSUMER, _OPENING = 0, 1, 2
 
+# Batches of all ranks together are what a position counts.
+_GLOBAL = ("batch_size", "world_size")
+
 
 class Delivery:
     """A stream, its run, and what of it has been sent.
@@ -28,7 +32,7 @@ class Delivery:
         stream: The stream as the protocol sees it: credits, counts, position.
         feed: Name of the feed.
         over: Nothing more will be sent.
-        total: Cells from `start` to the end of the epoch.
+        total: Cells from `start` to the end of the epoch, None where that is not known.
         waits: Seconds the consumer waited for the loader, and the loader for the consumer.
     """
 
@@ -44,11 +48,16 @@ class Delivery:
         self.stream = stream
         self.feed = feed
         self._session = session
-        fingerprint = loader._fingerprint(stream.world_size)
+        seed = _adopted_seed(stream.fingerprint, loader)
+        own = _own(batch_size=stream.batch_size, seed=seed)
+        fingerprint = loader._fingerprint(stream.world_size, **own)
         _compare(stream.fingerprint, fingerprint)
-        plan = loader._plan(stream.epoch, stream.rank, stream.world_size, stream.uneven)
-        _check_start(stream, plan.batches, loader)
-        self.total = plan.batches - stream.start
+        plan = loader._plan(stream.epoch, stream.rank, stream.world_size, stream.uneven, **own)
+        exact = isinstance(plan, Plan)
+        _settle_start(stream, plan.batches if exact else None, loader, fingerprint)
+        self.total = None if plan.batches is None else max(0, plan.batches - stream.start)
+        self._due = self.total if exact else None  # a len() may promise what it doesn't keep
+        self._skips = getattr(loader, "on_error", "raise") == "skip"
         self._plan = plan
         self.over = False
         self._again = False
@@ -67,21 +76,24 @@ class Delivery:
                 waker=session.pump.waker,
                 token=self._token,
                 plan=plan,
+                **_own(seed=seed),
             )
         except BaseException:
             session.pump.unregister(self._token)
             raise
-        session.conn.start_stream(
-            stream,
-            {
-                "feed": feed,
-                "batches": plan.batches,
-                "samples": plan.samples,
-                "padded": plan.padded,
-                "dropped": plan.dropped,
-                "fingerprint": fingerprint,
-            },
-        )
+        header = {
+            "feed": feed,
+            "batches": plan.batches,
+            "samples": plan.samples,
+            "padded": plan.padded,
+            "dropped": plan.dropped,
+            "fingerprint": fingerprint,
+        }
+        if not loader.in_order:
+            header["in_order"] = False
+        if not exact:
+            header["exact"] = False
+        session.conn.start_stream(stream, header)
 
     def move(self) -> None:
         """Sends what is ready, as far as credits and the socket allow, and writes it out."""
@@ -100,7 +112,7 @@ class Delivery:
         for _ in range(BURST):
             if self.over:
                 return
-            if stream.sent == self.total:
+            if stream.sent == self._due:
                 self._end()
                 return
             if not stream.ready or session.congested:
@@ -128,15 +140,28 @@ class Delivery:
         conn, stream = self._session.conn, self.stream
         if type(cell) is Batch:
             samples = (cell.nbytes - cell.samples_offset) // 8
+            skipped = cell.skipped if self._skips else ()
             try:
-                self._session.send_batch(stream, cell, samples)
+                self._session.send_batch(stream, cell, samples, skipped)
             except ValueError as error:  # over the client's limits
                 conn.batch_error(stream, cell.batch, error, cell.samples)
         elif type(cell) is Failure:
             conn.batch_error(stream, cell.batch, cell.error, cell.samples)
         else:
-            message = f"the run ended after {stream.sent} of {self.total} batches"
-            self.fail(RuntimeError(message))
+            self._run_ended(cell)
+
+    def _run_ended(self, end: End) -> None:
+        due = stream_sent = self.stream.sent
+        if self._due is not None:
+            due = self._due
+        if due == stream_sent == end.batches:
+            self._end()
+        else:
+            self.fail(
+                RuntimeError(
+                    f"the run ended after {end.batches} batches; {stream_sent} of {due} were sent"
+                )
+            )
 
     def _end(self) -> None:
         stream, plan = self.stream, self._plan
@@ -148,7 +173,7 @@ class Delivery:
                 "samples": stream.samples,
                 "padded": plan.padded,
                 "dropped": plan.dropped,
-                "skipped": 0,
+                "skipped": stream.skipped,
                 "redelivered": 0,
                 "errors": stream.errors,
             },
@@ -191,9 +216,10 @@ class Delivery:
             "delivered": stream.sent,
             "acked": stream.acked,
             "errors": stream.errors,
+            "skipped": stream.skipped,
             "bytes": stream.sent_bytes,
             "queued": counts["ready"],
-            "lag": stream.start + stream.sent - (stream.acked + 1),
+            "lag": max(0, stream.start + stream.sent - (stream.acked + 1)),
             "credits": {"batches": stream.batches, "bytes": stream.bytes},
             "consumer_wait": waits[_FOR_LOADER] + waits[_OPENING],
             "loader_wait": waits[_FOR_CONSUMER],
@@ -209,23 +235,68 @@ class Delivery:
         }
 
 
+def _own(**values: Any) -> dict[str, Any]:
+    """What this stream has of its own, apart from its feed."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _adopted_seed(theirs: dict[str, Any] | None, loader: DataLoader) -> int | None:
+    """The seed that a returning client brings to a feed that drew its own; None elsewhere."""
+    if not theirs or "seed" not in theirs or loader._lasting_order:
+        return None
+    return integer("seed", theirs["seed"], 0, 2**64 - 1)
+
+
 def _compare(theirs: dict[str, Any] | None, ours: dict[str, Any]) -> None:
     """Refuses a returning client whose position would mean another batch here."""
-    for key, value in (theirs or {}).items():
-        if key in ours and ours[key] != value:
+    if not theirs:
+        return
+    for key, value in theirs.items():
+        if key in ours and key not in _GLOBAL and ours[key] != value:
             raise ConfigError(
                 f"this stream began with {key}={value!r}, the feed now has {key}={ours[key]!r}: "
                 "its position would mean another batch"
             )
-
-
-def _check_start(stream: ServerStream, batches: int, loader: DataLoader) -> None:
-    if stream.start > batches:
+    size, world = (theirs.get(key, ours[key]) for key in _GLOBAL)
+    own, ranks = (ours[key] for key in _GLOBAL)
+    if (size, world) == (own, ranks):
+        return
+    before = f"batch_size={size!r} and world_size={world!r}"
+    now = f"batch_size={own!r} and world_size={ranks!r}"
+    if not all(type(number) is int and number > 0 for number in (size, world, own)):
         raise ConfigError(
-            f"start={stream.start} is beyond the epoch's end, it has {batches} batches"
+            f"this stream began with {before}, it can't go on with {now}: its position would mean "
+            "another batch"
         )
+    whole = size * world
+    if whole != own * ranks:
+        needed = "a world_size that divides it"
+        if whole % ranks == 0:
+            needed = f"batch_size={whole // ranks}"
+        raise ConfigError(
+            f"this stream began with {before}, a global batch of {whole}, now it has {now}, "
+            f"a global batch of {own * ranks}: its position would mean another batch; "
+            f"{needed} would be needed"
+        )
+
+
+def _settle_start(
+    stream: ServerStream, batches: int | None, loader: DataLoader, fingerprint: dict[str, Any]
+) -> None:
+    """Refuses a start that is none; `batches` is None where the end is not certain."""
     if stream.start and not loader.in_order:
         raise ConfigError(
             f"start={stream.start} needs a feed with in_order=True: batches as they are ready have "
             "no position to resume from"
         )
+    if batches is None or stream.start <= batches:
+        return
+    theirs = stream.fingerprint or {}
+    world = fingerprint["world_size"]
+    if stream.start == batches + 1 and theirs.get("world_size", world) != world:
+        # The epoch was at its end on another number of ranks, where a short last batch had more
+        # of its samples padded or kept.
+        stream.start = batches
+        stream.acked = batches - 1
+        return
+    raise ConfigError(f"start={stream.start} is beyond the epoch's end, it has {batches} batches")

@@ -86,7 +86,8 @@ class Server:
             if not loader._lasting_order:
                 _log.warning(
                     "feed %r shuffles by a drawn seed, %d: after a restart its positions stand for "
-                    "other samples; give seed= to resume across restarts",
+                    "other samples, unless a client brings the seed by resume(state); give seed= "
+                    "to have one order for ever",
                     name,
                     loader.seed,
                 )

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tundish._core import Batch
@@ -201,7 +201,9 @@ class Session:
         _log.debug("%s: stream %d, epoch %d of %s", self.name, stream.number, stream.epoch, feed)
         delivery._fill()
 
-    def send_batch(self, stream: ServerStream, batch: Batch, samples: int) -> None:
+    def send_batch(
+        self, stream: ServerStream, batch: Batch, samples: int, skipped: Sequence[int] = ()
+    ) -> None:
         """Lends a batch to the client if that is possible, else sends its bytes.
 
         Raises:
@@ -216,10 +218,10 @@ class Session:
             and leases.room()
             and (leases.knows(segment) or self._introduce(leases, segment))
         ):
-            self.conn.lend_batch(stream, batch, samples)
+            self.conn.lend_batch(stream, batch, samples, skipped)
             leases.lend(batch, (segment, batch.slot or 0, batch.generation or 0))
             return
-        self.conn.send_batch(stream, batch, memoryview(batch), samples)
+        self.conn.send_batch(stream, batch, memoryview(batch), samples, skipped)
         self.flush()  # so that `congested` speaks of these bytes too
 
     def _introduce(self, leases: Leases, segment: int) -> bool:

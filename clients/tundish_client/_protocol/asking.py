@@ -68,6 +68,7 @@ class ServerStream:
         number: The client's number for it.
         feed: Name of the feed, None when the client left it out.
         epoch, start, rank, world_size, uneven: What was asked for.
+        batch_size: The batch size asked for, None for the feed's.
         shared_memory: Whether batches may be lent to this stream.
         fingerprint: The plan a returning client expects, or None.
         batches, bytes: Credits left; `bytes` may fall below zero once.
@@ -76,10 +77,12 @@ class ServerStream:
         errors: Cells sent that were errors.
         sent_bytes: Bytes of the batches sent.
         samples: Samples in the batches sent.
+        skipped: Samples that were left out of the batches sent.
     """
 
     __slots__ = (
         "acked",
+        "batch_size",
         "batches",
         "bytes",
         "epoch",
@@ -92,6 +95,7 @@ class ServerStream:
         "sent",
         "sent_bytes",
         "shared_memory",
+        "skipped",
         "start",
         "uneven",
         "world_size",
@@ -112,12 +116,14 @@ class ServerStream:
         self.uneven = header.get("uneven", "pad")
         if self.uneven not in UNEVEN:
             raise ProtocolError(f"EPOCH has uneven={self.uneven!r:.80}, expected one of {UNEVEN}")
+        sized = header.get("batch_size") is not None
+        self.batch_size = read_integer(header, "batch_size", 1) if sized else None
         self.batches, self.bytes = read_credits(header)
         wanted: bool | None = _optional(header, "shared_memory", bool)
         self.shared_memory = shared_memory and wanted is not False
         self.fingerprint: dict[str, Any] | None = _optional(header, "fingerprint", dict)
         self.acked = self.start - 1
-        self.sent = self.errors = self.sent_bytes = self.samples = 0
+        self.sent = self.errors = self.sent_bytes = self.samples = self.skipped = 0
 
     @property
     def ready(self) -> bool:

@@ -14,13 +14,14 @@ import msgpack
 from .frames import ALIGNMENT
 from .values import encode_samples
 
-__all__ = ["LENT_FIELDS", "LENT_NAMES", "inline_head", "lent_head"]
+__all__ = ["LENT_FIELDS", "LENT_NAMES", "PLACE", "inline_head", "lent_head"]
 
 _PRELUDE = 5
 _BIN32 = 5
 _REFS = 1024
 _KEYS = ("stream", "batch", "times", "", "nbytes")
-_PLACE = ("segment", "slot", "generation", "offset")
+PLACE = ("segment", "slot", "generation", "offset")
+"""Where a batch lies in shared memory."""
 
 # (offset, count) -> packed entry: the same for nearly every batch of a feed.
 _refs: dict[tuple[int, int], bytes] = {}
@@ -41,11 +42,11 @@ def _layout(keys: tuple[str, ...], elements: int) -> tuple[struct.Struct, list[b
     return struct.Struct(f">BI{fields}"), chunks
 
 
-_LENT, _lent = _layout(_KEYS + _PLACE, 2)
+_LENT, _lent = _layout(_KEYS + PLACE, 2)
 _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = _lent
 LENT_FIELDS = (struct.Struct(">" + _LENT.format[3:]), tuple(_lent))
 """Layout of a lent batch's head, without the prelude: constants and integers in turn."""
-LENT_NAMES = _KEYS + _PLACE
+LENT_NAMES = _KEYS + PLACE
 """What the integers are; that without a name is the second of `times`."""
 _INLINE, _inline = _layout(_KEYS, 4)
 _I0, _I1, _I2, _I3, _I4 = _inline

@@ -19,7 +19,7 @@ from .acks import ack_message
 from .connection import CLIENT_LIMITS, VERSIONS, Connection, Limits
 from .frames import Message
 from .quick import QuickDecoder
-from .reading import Cell, StreamState, _count
+from .reading import Cell, StreamState, read_count, read_indices
 from .wire_errors import decode_exception
 
 __all__ = ["END", "ClientConnection", "Reply", "SharedMemory"]
@@ -210,9 +210,11 @@ class ClientConnection(Connection):
         body = self._slot(header, stream) if "segment" in header else message.body
         if stream is None:
             return
-        cell = Cell(_count(header, "batch"), int(header.get("nbytes", 0)))
+        cell = Cell(read_count(header, "batch"), int(header.get("nbytes", 0)))
         cell.tree, cell.samples, cell.body = header["value"], header.get("samples"), body
         cell.times = _times(header)
+        if "skipped" in header:
+            cell.skipped = read_indices(header, "skipped")
         stream.add(cell, failed=False)
         self.changed.append(stream)
 
@@ -244,7 +246,7 @@ class ClientConnection(Connection):
                 stream.fail(error)
                 del self.streams[stream.number]
             else:
-                cell = Cell(_count(header, "batch"), int(header.get("nbytes", 0)))
+                cell = Cell(read_count(header, "batch"), int(header.get("nbytes", 0)))
                 cell.error, cell.samples = error, header.get("samples")
                 stream.add(cell, failed=True)
             self.changed.append(stream)

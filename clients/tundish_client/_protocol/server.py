@@ -25,7 +25,7 @@ from .asking import (
     read_credits,
     read_integer,
 )
-from .batch_frames import inline_head, lent_head
+from .batch_frames import PLACE, inline_head, lent_head
 from .connection import SERVER_LIMITS, VERSIONS, Connection, Limits
 from .frames import MAX_BIN, Message
 from .values import encode_samples
@@ -200,27 +200,43 @@ class ServerConnection(Connection):
         )
 
     def start_stream(self, stream: ServerStream, header: Mapping[str, Any]) -> None:
-        """Answers EPOCH with START; `header` has the fields besides stream, epoch and start."""
+        """Answers EPOCH with START; `header` has the fields besides stream, epoch and start.
+
+        `stream.start` may have been lowered since EPOCH, to the end of the epoch.
+        """
         fields = {"stream": stream.number, "epoch": stream.epoch, "start": stream.start}
         self.send("START", {**fields, **header})
 
-    def lend_batch(self, stream: ServerStream, batch: Any, samples: int) -> None:
+    def lend_batch(
+        self, stream: ServerStream, batch: Any, samples: int, skipped: Sequence[int] = ()
+    ) -> None:
         """Sends a batch that stays where it is, in shared memory.
 
         Args:
             stream: Whose it is; it is charged.
             batch: A `tundish._core.Batch` in a slot (see `batch_frames.lent_head`).
             samples: How many samples it has.
+            skipped: Sample indices that were left out of it.
 
         Raises:
             ValueError: The head is over the client's limits; nothing was sent or charged.
         """
-        head = lent_head(stream.number, batch, samples)
-        self._check("head", len(head), _limit(self.peer_limits).head)
-        self._out.append(head)
+        if skipped:
+            self._send_slowly(stream, batch, None, samples, skipped)
+        else:
+            head = lent_head(stream.number, batch, samples)
+            self._check("head", len(head), _limit(self.peer_limits).head)
+            self._out.append(head)
         stream.charge(batch.nbytes, samples)
 
-    def send_batch(self, stream: ServerStream, batch: Any, body: memoryview, samples: int) -> None:
+    def send_batch(
+        self,
+        stream: ServerStream,
+        batch: Any,
+        body: memoryview,
+        samples: int,
+        skipped: Sequence[int] = (),
+    ) -> None:
         """Sends a batch with its bytes.
 
         Args:
@@ -228,6 +244,7 @@ class ServerConnection(Connection):
             batch: A `tundish._core.Batch`.
             body: Its bytes, uint8; they must not change until they are written.
             samples: How many samples it has.
+            skipped: Sample indices that were left out of it.
 
         Raises:
             ValueError: Head or body are over the client's limits; nothing was sent or charged.
@@ -235,24 +252,36 @@ class ServerConnection(Connection):
         limits = _limit(self.peer_limits)
         nbytes = batch.nbytes
         self._check("body", nbytes, limits.body)
-        if nbytes <= MAX_BIN:
+        if nbytes <= MAX_BIN and not skipped:
             head = inline_head(stream.number, batch, samples)
             self._check("head", len(head), limits.head)
             self._out += (head, body)
         else:
-            self._send_long(stream, batch, body, samples)
+            self._send_slowly(stream, batch, body, samples, skipped)
         stream.charge(nbytes, samples)
 
-    def _send_long(self, stream: ServerStream, batch: Any, body: memoryview, samples: int) -> None:
-        """The rare case of several bins."""
-        header = {
+    def _send_slowly(
+        self,
+        stream: ServerStream,
+        batch: Any,
+        body: memoryview | None,
+        samples: int,
+        skipped: Sequence[int],
+    ) -> None:
+        """The rare cases: several bins, or samples that were left out."""
+        header: dict[str, Any] = {
             "stream": stream.number,
             "batch": batch.batch,
             "times": batch.times,
             "nbytes": batch.nbytes,
         }
+        if skipped:
+            header["skipped"] = list(skipped)
+        if body is None:
+            header |= {name: getattr(batch, name) for name in PLACE}
         samples_ref = encode_samples(batch.samples_offset, samples)
         self.send("BATCH", header, {"samples": samples_ref, "value": batch.packed}, body)
+        stream.skipped += len(skipped)
 
     @staticmethod
     def _check(what: str, nbytes: int, limit: int) -> None:

@@ -1,0 +1,99 @@
+"""From a state, as a checkpoint keeps it, to the stream that goes on there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .config import EpochOptions, check_int
+from .errors import ConfigError
+
+__all__ = ["resume_options"]
+
+
+def resume_options(
+    state: Mapping[str, Any],
+    *,
+    feed: str | None,
+    rank: int | None,
+    world_size: int | None,
+    uneven: str | None,
+    prefetch: int,
+    copy: bool,
+) -> EpochOptions:
+    """Returns what a stream has to ask for to go on at `state`; see `Client.resume`.
+
+    Raises:
+        ConfigError: The state is none, or doesn't go with the other arguments.
+    """
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"state must be what state_dict() returned, got {state!r:.100}")
+    epoch, batch = (_number(state, name) for name in ("epoch", "batch"))
+    fingerprint = state.get("fingerprint") or {}
+    if not isinstance(fingerprint, Mapping):
+        raise ConfigError(f"state['fingerprint'] must be a dict, got {fingerprint!r:.100}")
+    held = check_int("state['world_size']", state.get("world_size", 1), 1)
+    world = held if world_size is None else check_int("world_size", world_size, 1)
+    return EpochOptions(
+        epoch=epoch,
+        feed=state.get("feed") if feed is None else feed,
+        start=batch,
+        rank=_rank(state, rank, held, world),
+        world_size=world,
+        uneven=state.get("uneven", "pad") if uneven is None else uneven,
+        batch_size=_batch_size(state, fingerprint, held, world),
+        fingerprint=dict(fingerprint) or None,
+        prefetch=prefetch,
+        copy=copy,
+    )
+
+
+def _number(state: Mapping[str, Any], name: str) -> int:
+    if name not in state:
+        raise ConfigError(
+            f"state must be what state_dict() returned, with epoch and batch; {name!r} is missing "
+            f"in {dict(state)!r:.200}"
+        )
+    return check_int(f"state[{name!r}]", state[name], 0)
+
+
+def _rank(state: Mapping[str, Any], rank: int | None, held: int, world: int) -> int:
+    """The rank asked for; that of the state is another shard where the world differs."""
+    if rank is not None:
+        return rank
+    kept = check_int("state['rank']", state.get("rank", 0), 0)
+    if world == held:
+        return kept
+    if world == 1:
+        return 0
+    raise ConfigError(
+        f"rank must be given with world_size={world}: this state is of rank {kept} of {held}"
+    )
+
+
+def _batch_size(
+    state: Mapping[str, Any], fingerprint: Mapping[str, Any], held: int, world: int
+) -> int | None:
+    """The batch size to ask for; None leaves it to the feed, which the server compares.
+
+    Batch i of every rank together is global batch i, so a position holds on another number of
+    ranks if their batches together are as large as before.
+    """
+    own, size = state.get("batch_size"), fingerprint.get("batch_size")
+    if own is not None:
+        check_int("state['batch_size']", own, 1)
+    before = check_int("state['fingerprint']['world_size']", fingerprint.get("world_size", held), 1)
+    if world == before:
+        return own
+    if size is None:
+        raise ConfigError(
+            f"world_size={world} needs a batch size to divide, and this state has none: resume "
+            f"with world_size={before}, as it began"
+        )
+    whole = check_int("state['fingerprint']['batch_size']", size, 1) * before
+    if whole % world:
+        raise ConfigError(
+            f"world_size={world} does not divide the global batch of {whole} samples ({size} on "
+            f"each of {before} ranks) that this position counts: resume with a world_size that does"
+        )
+    return whole // world
