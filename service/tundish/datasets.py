@@ -11,7 +11,7 @@ from tundish import _core
 from tundish_client._protocol.dtypes import dtype_to_wire
 from tundish_client.errors import ConfigError
 
-__all__ = ["ArrayDataset"]
+__all__ = ["ArrayDataset", "is_native"]
 
 Array = np.ndarray[Any, Any]
 
@@ -96,8 +96,21 @@ class ArrayDataset:
         rows = [f[indices].astype(f.dtype.newbyteorder("="), copy=False) for f in fields]
         return rows if self._names is None else dict(zip(self._names, rows, strict=True))
 
-    def _native_source(self) -> _core.ArraySource | None:
-        """The engine's own reader of these arrays; None where rows must go through Python."""
+    def _is_native(self) -> bool:
+        kind = type(self)
+        return (
+            kind.__getitem__ is ArrayDataset.__getitem__
+            and kind.__len__ is ArrayDataset.__len__
+            and not hasattr(self, "__getitems__")
+        )
+
+    def _native_source(
+        self, rows: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    ) -> _core.ArraySource | None:
+        """The engine's own reader of these arrays; None where rows must go through Python.
+
+        With `rows` it reads those only: sample i is row ``rows[i]``.
+        """
         names = self._names or (None,) * len(self._fields)
         described: list[tuple[str | None, str, Any]] = []
         for name, field in zip(names, self._fields, strict=True):
@@ -105,7 +118,16 @@ class ArrayDataset:
             if dtype is None:
                 return None
             described.append((name, dtype, _exportable(field)))
-        return _core.ArraySource(described, "list" if self._names is None else "dict")
+        return _core.ArraySource(described, "list" if self._names is None else "dict", rows)
+
+
+def is_native(dataset: Any) -> bool:
+    """Whether the engine may read `dataset` itself; what a subclass overrides is heeded.
+
+    Then it has ``_native_source``, ``_sample_nbytes`` and ``_gather``.
+    """
+    asked = getattr(type(dataset), "_is_native", None)
+    return asked is not None and bool(asked(dataset))
 
 
 def _checked(label: str, field: Array) -> Array:
