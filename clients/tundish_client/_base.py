@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -19,6 +20,9 @@ __all__ = ["BaseClient", "Life", "Opening", "choose_feed"]
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.1
 _LEAST_HANDSHAKE = 0.25
+_SILENCE = 1.0  # seconds of waiting without a word
+
+_log = logging.getLogger("tundish.client")
 
 
 class Opening:
@@ -37,6 +41,7 @@ class Opening:
         self.segments: Segments | None = None
         self._options = options
         self._deadline = time.monotonic() + options.timeout
+        self._speak_at: float | None = time.monotonic() + _SILENCE
         self._pause = _FIRST_PAUSE
         self._reason = ""
         self._fds: list[int] = []
@@ -77,11 +82,12 @@ class Opening:
                 f"--socket {self._options.path}`, or give its socket as Client(socket) or in "
                 "TUNDISH_SOCKET"
             )
+        self._wait_aloud(self._reason)
         pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
         return min(pause, left)
 
     def patience(self) -> float:
-        """Returns the seconds the server still has to answer.
+        """Returns for how many seconds to wait for an answer before asking this again.
 
         Raises:
             ConnectTimeout: There is no time left.
@@ -93,7 +99,20 @@ class Opening:
                 f"{self._options.timeout:g} s (connect_timeout): it is not a Tundish server, "
                 "or it is stopped"
             )
-        return left
+        self._wait_aloud("something listens there but has not answered yet")
+        silence = left if self._speak_at is None else self._speak_at - time.monotonic()
+        return min(left, max(silence, 0.001))
+
+    def _wait_aloud(self, reason: str) -> None:
+        """Says once, after a second, what is being waited for."""
+        if self._speak_at is not None and time.monotonic() >= self._speak_at:
+            self._speak_at = None
+            _log.warning(
+                "waiting for a server at %r, for up to %g s (connect_timeout): %s",
+                self._options.path,
+                self._options.timeout,
+                reason,
+            )
 
     def receive(self, sock: socket.socket) -> bool:
         """Takes in what has arrived; True when the connection is open.

@@ -196,11 +196,13 @@ class ScriptedConnection:
         from .testing import is_value
 
         cells = [i for i in self._server.script if is_value(i) or isinstance(i, BaseException)]
-        return {
+        entry = {
             "feed": self._server.feed, "samples": len(cells), "batches": len(cells),
             "batch_size": 1, "order": "sequential", "seed": 0, "shuffle": False,
             "drop_last": False, "num_workers": 0, "fingerprint": self._fingerprint(len(cells)),
         }  # fmt: skip
+        said = self._server.announce
+        return {**entry, **{name: said[name] for name in entry if name in said}}
 
     def _fingerprint(self, samples: int) -> dict[str, Any]:
         return {
@@ -226,7 +228,7 @@ class ScriptedConnection:
             stream,
             {
                 "feed": self._server.feed, "batches": cells, "samples": cells, "padded": 0,
-                "dropped": 0, "fingerprint": self._fingerprint(cells),
+                "dropped": 0, "fingerprint": self._fingerprint(cells), **self._server.announce,
             },
         )  # fmt: skip
 
@@ -293,7 +295,7 @@ class ScriptedConnection:
         self._plays.pop(stream.number)
         true = {
             "batches": stream.sent, "samples": play.samples, "padded": 0, "dropped": 0,
-            "skipped": 0, "redelivered": 0, "errors": stream.errors,
+            "skipped": stream.skipped, "redelivered": 0, "errors": stream.errors,
         }  # fmt: skip
         self._core.end_stream(stream, {**true, **(counts or {})})
 
@@ -301,8 +303,10 @@ class ScriptedConnection:
         from . import testing
 
         samples: Sequence[int] = (number,)
+        skipped: Sequence[int] = ()
         if isinstance(item, testing.Batch):
-            item, samples = item.value, item.samples
+            number = number if item.number is None else item.number
+            item, samples, skipped = item.value, item.samples, item.skipped
         encoded = encode_value(item)
         now = time.monotonic_ns()
         nbytes = encoded.nbytes + 8 * len(samples)
@@ -322,9 +326,9 @@ class ScriptedConnection:
         encoded.write_into(body)
         body[encoded.nbytes :] = np.array(samples, "<i8").view(np.uint8)
         if slot is None:
-            self._core.send_batch(play.stream, batch, memoryview(body), len(samples))
+            self._core.send_batch(play.stream, batch, memoryview(body), len(samples), skipped)
         else:
-            self._core.lend_batch(play.stream, batch, len(samples))
+            self._core.lend_batch(play.stream, batch, len(samples), skipped)
 
     def _announce(self, arena: Arena) -> None:
         if not self._announced and self._side is not None:

@@ -23,7 +23,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -37,10 +37,19 @@ __all__ = ["Batch", "Close", "Cut", "End", "Fail", "Goaway", "Raw", "ScriptedSer
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch with sample indices of its own; by default batch i has the one index i."""
+    """A batch with sample indices of its own; by default batch i has the one index i.
+
+    Attributes:
+        value: What the consumer gets.
+        samples: The indices of its samples.
+        skipped: Indices that `on_error="skip"` left out of it.
+        number: Its number, for feeds out of order; by default its place in the script.
+    """
 
     value: Any
     samples: Sequence[int]
+    skipped: Sequence[int] = ()
+    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,9 @@ class ScriptedServer:
         slots: How many slots there are.
         feed: Name of the one feed.
         welcome: False: accept connections and say nothing.
+        announce: Fields of START (and of FEEDS) that say something else than the script, as
+            `{"batches": None, "samples": None}` for an epoch of unknown length,
+            `{"exact": False}`, `{"in_order": False}`, or another `"fingerprint"`.
 
     Attributes:
         path: Path of the socket.
@@ -118,10 +130,12 @@ class ScriptedServer:
         slots: int = 4,
         feed: str = "scripted",
         welcome: bool = True,
+        announce: Mapping[str, Any] | None = None,
     ) -> None:
         self.script = list(script)
         self.feed = feed
         self.welcome = welcome
+        self.announce = dict(announce or {})
         self.received: list[tuple[str, dict[str, Any]]] = []
         self.released: list[tuple[int, int, int]] = []
         self.dropped: list[int] = []

@@ -16,6 +16,7 @@ from tundish_client import (
     ConfigError,
     ConnectError,
     ConnectTimeout,
+    _base,
     default_socket,
 )
 from tundish_client._protocol.frames import encode_message
@@ -95,6 +96,29 @@ def test_stale_file(kind, path):
         dead.bind(path)
     with pytest.raises(ConnectTimeout, match="nothing listens"):
         connect(kind, path, connect_timeout=50 * MS)
+
+
+def test_a_wait_is_told_once(kind, path, caplog, monkeypatch):
+    monkeypatch.setattr(_base, "_SILENCE", 50 * MS)
+    with pytest.raises(ConnectTimeout):
+        connect(kind, path, connect_timeout=300 * MS)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("tundish.client", "WARNING")
+    assert path in record.getMessage()
+    assert "0.3 s (connect_timeout): there is no such file" in record.getMessage()
+    caplog.clear()
+    with ScriptedServer(path=path, welcome=False), pytest.raises(ConnectTimeout):
+        connect(kind, path, connect_timeout=300 * MS)
+    (record,) = caplog.records
+    assert "has not answered" in record.getMessage()
+
+
+def test_a_short_wait_is_not_told(kind, path, caplog):
+    with pytest.raises(ConnectTimeout):
+        connect(kind, path, connect_timeout=100 * MS)
+    with ScriptedServer(path=path):
+        connect(kind, path)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("stale", [False, True])

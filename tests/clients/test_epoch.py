@@ -34,7 +34,11 @@ class Case:
     epoch: dict[str, Any] = field(default_factory=dict)
     position: int | None = None
     client: dict[str, Any] = field(default_factory=dict)
+    announce: dict[str, Any] = field(default_factory=dict)
 
+
+UNKNOWN = {"batches": None, "samples": None, "padded": None, "dropped": None}
+FIVE = {"batches": 5, "exact": False}
 
 CASES = {
     "all batches, then the end for ever": Case([10, 11, 12], [10, 11, 12, END, END, END], {}, 3),
@@ -86,6 +90,50 @@ CASES = {
     "a class that was not registered": Case(
         [0, Point(1), 2], [0, (TypeError, r"Point.*register"), 2, END]
     ),
+    "unknown length": Case(
+        [10, OSError("bad 1"), 12], [10, OSError, 12, END, END], {}, 3, announce=UNKNOWN
+    ),
+    "unknown length, no batches": Case([], [END, END], {}, 0, announce=UNKNOWN),
+    "unknown length, one credit": Case(
+        [1, 2, 3], [1, 2, 3, END], {"prefetch": 1}, 3, announce=UNKNOWN
+    ),
+    "unknown length, from the middle": Case(
+        [10, 11, 12], [11, 12, END], {"start": 1}, 3, announce=UNKNOWN
+    ),
+    "unknown length, from the end": Case([10], [END, END], {"start": 1}, 1, announce=UNKNOWN),
+    "unknown length, END with another count": Case(
+        [0, End({"batches": 4})],
+        [0, (ProtocolError, "after 1 batches, but END says 4"), ProtocolError],
+        announce=UNKNOWN,
+    ),
+    "unknown length, END hides an error": Case(
+        [OSError("x"), End({"errors": 0})],
+        [OSError, (ProtocolError, "1 failed batches")],
+        announce=UNKNOWN,
+    ),
+    "unknown length, no END": Case(
+        [0, Close()], [0, (ConnectionLost, r"start=1\)"), ConnectionLost], {}, 1, announce=UNKNOWN
+    ),
+    "fewer batches than a sampler promised": Case([0, 1], [0, 1, END, END], {}, 2, announce=FIVE),
+    "more batches than a sampler promised": Case(
+        list(range(7)), [*range(7), END], {}, 7, announce=FIVE
+    ),
+    "beyond what a sampler promised": Case(
+        list(range(7)), [6, END], {"start": 6}, 7, announce=FIVE
+    ),
+    "fewer batches than the server promised": Case(
+        [0, 1],
+        [0, 1, (ProtocolError, "after 2 batches, but START says 5")],
+        announce={"batches": 5},
+    ),
+    "more batches than the server promised": Case(
+        [0, 1], [0, (ConnectionLost, "not one of 0 to 0")], announce={"batches": 1}
+    ),
+    "skipped samples": Case([Batch("a", [0], [1]), Batch("b", [2])], ["a", "b", END], {}, 2),
+    "END hides a skipped sample": Case(
+        [Batch("a", [0], [1]), End({"skipped": 0})],
+        ["a", (ProtocolError, "1 skipped samples, but END says 0")],
+    ),
 }
 
 
@@ -105,14 +153,16 @@ def check(case: Case, got: list[Any]) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 class TestCalls:
     def test_sync(self, case, shared_memory):
-        with ScriptedServer(case.script, shared_memory=shared_memory) as server:
+        script, said = case.script, case.announce
+        with ScriptedServer(script, shared_memory=shared_memory, announce=said) as server:
             check(
                 case,
                 read_sync(server.path, calls=len(case.expect), client=case.client, **case.epoch),
             )
 
     async def test_async(self, case, shared_memory):
-        with ScriptedServer(case.script, shared_memory=shared_memory) as server:
+        script, said = case.script, case.announce
+        with ScriptedServer(script, shared_memory=shared_memory, announce=said) as server:
             got = await read_async(
                 server.path, calls=len(case.expect), client=case.client, **case.epoch
             )
@@ -230,6 +280,7 @@ WRONG = {
     "rank": [-1, 1, "a"],
     "world_size": [0, True, 1.0],
     "uneven": ["Pad", None, 3],
+    "batch_size": [0, -1, 2.0, True, "8"],
     "prefetch": [0, -1, 1.5, True],
     "copy": [1, None, "yes"],
     "feed": ["", 3],

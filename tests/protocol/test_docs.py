@@ -70,6 +70,16 @@ def test_the_inline_batch():
     assert message.header["nbytes"] == len(body)
 
 
+def test_the_batch_without_a_skipped_sample():
+    kind, header = JSON["BATCH-skipped"]
+    packed, body = encoded_batch()
+    head = encode_message(kind, header, packed=packed, body_nbytes=len(body))
+    assert head + body == HEX["BATCH-skipped"]
+    (message,) = feed(decoder(), HEX["BATCH-skipped"])
+    assert message.header["skipped"] == [7]
+    assert resolve(message.header["samples"], message.body).tolist() == SAMPLES.tolist()
+
+
 def test_the_shared_batch():
     kind, header = JSON["BATCH-shared"]
     packed, body = encoded_batch()

@@ -14,6 +14,7 @@ from tundish_client._protocol.acks import Ack, AckDecoder, ack_message
 from tundish_client._protocol.asking import Cancelled, EpochAsked, Granted, HelloReceived
 from tundish_client._protocol.batch_frames import inline_head, lent_head
 from tundish_client._protocol.frames import encode_message
+from tundish_client._protocol.quick import QuickDecoder
 from tundish_client._protocol.server import ServerConnection
 from tundish_client._protocol.values import encode_value, resolve
 
@@ -141,6 +142,52 @@ def test_the_head_of_a_lent_batch():
     assert place == [3, 4, 5, 8192]
     assert message.body is None
     assert (header["stream"], header["batch"], header["nbytes"]) == (5, 7, source.nbytes)
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_a_batch_tells_of_skipped_samples(conn, lent):
+    (asked,) = say(conn, epoch())
+    stream, source = asked.stream, batch({"x": np.arange(3)}, 3)
+    body = np.zeros(source.nbytes, np.uint8)
+    source.encoded.write_into(body)
+    if lent:
+        conn.lend_batch(stream, source, 3, [5, 2**40])
+    else:
+        conn.send_batch(stream, source, memoryview(body), 3, [5, 2**40])
+    sent = b"".join(bytes(data) for data in conn.data_to_send())
+    for read in (decoder(), QuickDecoder(2**20, 2**30)):
+        (message,) = feed(read, sent)
+        header = message.header
+        assert header["skipped"] == [5, 2**40]
+        assert ("slot" in header) == lent
+        assert resolve(header["value"], body)["x"].tolist() == [0, 1, 2]
+    assert (stream.skipped, stream.samples, stream.sent) == (2, 3, 1)
+    conn.lend_batch(stream, source, 3)
+    assert conn.data_to_send() == [lent_head(1, source, 3)]
+    assert stream.skipped == 2
+
+
+def test_a_batch_with_too_many_skipped_samples_is_neither_sent_nor_charged(conn):
+    (asked,) = say(conn, epoch())
+    conn.peer_limits = type(conn.limits)(head=1024, body=2**20)
+    source = batch({"x": np.arange(3)}, 3)
+    with pytest.raises(ValueError, match="1024"):
+        conn.lend_batch(asked.stream, source, 3, list(range(2000)))
+    assert conn.data_to_send() == []
+    assert (asked.stream.sent, asked.stream.skipped) == (0, 0)
+
+
+def test_an_epoch_may_ask_for_a_batch_size_and_bring_a_fingerprint(conn):
+    (plain,) = say(conn, epoch(1))
+    (own,) = say(conn, epoch(2, batch_size=8, fingerprint={"seed": 1}))
+    assert (plain.stream.batch_size, plain.stream.fingerprint) == (None, None)
+    assert (own.stream.batch_size, own.stream.fingerprint) == (8, {"seed": 1})
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.0, True, "8"])
+def test_a_batch_size_that_is_none_fails_the_connection(conn, wrong):
+    say(conn, epoch(batch_size=wrong))
+    assert "batch_size" in str(conn.failed)
 
 
 def test_what_fits_no_limit_is_neither_sent_nor_charged(conn):

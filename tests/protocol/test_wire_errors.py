@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from helpers.wire import MIB, decoder, feed, send_error
 from tundish_client import errors
 from tundish_client._protocol.frames import encode_message
+from tundish_client._protocol.resolving import Ref
 from tundish_client._protocol.values import unpack
 from tundish_client._protocol.wire_errors import decode_exception, encode_exception
 from tundish_client.errors import RemoteError
@@ -318,7 +319,18 @@ def test_surrogates_in_names_and_texts():
     got = send_error(FileNotFoundError(2, "No such", "/x/\udcff"))
     assert type(got) is FileNotFoundError
     assert got.errno == 2
-    assert "\\udcff" in got.filename
+    assert got.filename == "/x/\udcff"
+    assert str(got) == "[Errno 2] No such: '/x/\\udcff'"
+    got = send_error(ValueError("bad name: \udcff", "b\ud800"))
+    assert got.args == ("bad name: \udcff", "b\ud800")
+    assert "\\udcff" in got.remote_traceback
+    assert "\\udcff" in send_error(ValueError("\udcff" * 5000)).args[0]
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\xed\xb3"])
+def test_what_is_no_str_of_surrogates_is_a_text_about_it(data):
+    header = {"type": ["builtins", "ValueError"], "message": "m", "args": [Ref(8, data)]}
+    assert "surrogates" in decode_exception(header).args[0]
 
 
 def test_a_deep_recursion():

@@ -14,9 +14,12 @@ from tundish_client.errors import ProtocolError
 from .dtypes import Dtype, dtype_from_wire
 from .registry import build_object
 
-__all__ = ["Ref", "resolve"]
+__all__ = ["SURROGATES", "Ref", "resolve"]
 
 MAX_DEPTH = 140  # twice what encoders allow themselves: a tuple is an extension and an array
+SURROGATES = 8
+"""The extension type of a str that UTF-8 has no bytes for; errors have them, batches don't."""
+
 _CACHED = 4096
 
 Body = np.ndarray[Any, np.dtype[np.uint8]]
@@ -238,6 +241,13 @@ def _large(data: bytes, body: Body | None, _depth: int) -> str | bytes:
     return chunk if kind == "bytes" else _text(chunk)
 
 
+def _surrogates(data: bytes, _body: Body | None, _depth: int) -> str:
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"a str is neither UTF-8 nor lone surrogates: {error}") from error
+
+
 def _region(body: Body | None, start: int, nbytes: int) -> Body:
     have = 0 if body is None else len(body)
     if start + nbytes > have:
@@ -261,4 +271,5 @@ _EXTENSIONS: dict[int, Callable[[bytes, Body | None, int], Any]] = {
     5: _column,
     6: _object,
     7: _large,
+    SURROGATES: _surrogates,
 }

@@ -15,7 +15,10 @@ import itertools
 import traceback
 from typing import Any
 
+import msgpack
+
 from .rebuilding import decode_exception, native_attributes
+from .resolving import SURROGATES
 from .values import encode_inline, unpack_raw
 
 __all__ = ["decode_exception", "encode_exception"]
@@ -25,6 +28,7 @@ MAX_ITEM = 64 * 1024
 MAX_ITEMS = 256 * 1024
 MAX_TRACEBACK = 128 * 1024
 MAX_NOTES = 64 * 1024
+MAX_SURROGATES = 4 * 1024
 MAX_COUNT = 256
 MAX_GROUP = 32
 MAX_GROUP_DEPTH = 3
@@ -169,6 +173,10 @@ def _slots(cls: type) -> list[str]:
 def _pack(value: Any, budget: _Budget) -> bytes | None:
     """Packs one argument or attribute, None if it cannot be sent or takes too much."""
     if type(value) is str:
+        special = _surrogates(value)
+        if special is not None and len(special) <= budget.left:
+            budget.left -= len(special)
+            return special
         value = _clean(value, MAX_ITEM)
     elif type(value) is bytes:
         value = value[:MAX_ITEM]
@@ -180,6 +188,18 @@ def _pack(value: Any, budget: _Budget) -> bytes | None:
         return None
     budget.left -= len(packed)
     return packed
+
+
+def _surrogates(value: str) -> bytes | None:
+    """Packs a str that UTF-8 has no bytes for, such as the name of a file that isn't UTF-8."""
+    if len(value) > MAX_SURROGATES or value.isascii():
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        data = value.encode("utf-8", "surrogatepass")
+        return bytes(msgpack.packb(msgpack.ExtType(SURROGATES, data)))
+    return None
 
 
 def _shown(value: object) -> str:
