@@ -74,10 +74,10 @@ def arrays(values: Values, defer: bool) -> Any:
         refuse_difference(values, lambda value: f"shape {value.shape}")
     alike = [value.dtype for value in values].count(dtype) == count and dtype.isnative
     if not alike or dtype.kind in "OVT":  # isnative overlooks subarrays of structured types
-        dtype = _common_dtype(values)
-        alike = alike and dtype.kind != "T"  # the bytes of those are pointers
+        own, dtype = dtype, _common_dtype(values)
+        alike = alike and dtype == own and dtype.kind != "T"  # the bytes of a T are pointers
     if not shape:
-        return np.array(values, dtype)
+        return np.array(list(values), dtype)  # a tuple would be one element of a structure
     stack = _Stack(values, dtype, (count, *shape), alike=alike)
     return stack if defer else stack.materialize()
 

@@ -82,6 +82,17 @@ def test_structured_arrays_are_stacked():
     rows = [np.array([(k, 0.5), (k, 1.5)], dtype) for k in range(3)]
     assert np.array_equal(default_collate(rows), np.stack(rows))
     assert default_collate([row[0] for row in rows])["b"].tolist() == [0.5] * 3
+    for zero in (row[0] for row in rows), (row[0, ...] for row in rows):
+        (batch,) = default_collate([(value,) for value in zero])
+        assert batch["a"].tolist() == [0, 1, 2]
+
+
+def test_big_endian_subarrays_of_a_structure_keep_their_values():
+    # numpy calls this dtype native, although its subarray isn't.
+    rows = [np.array([(k, (0.5, k))], [("a", "u1"), ("b", ">f8", (2,))]) for k in range(3)]
+    for batch in (default_collate(rows), default_collate([row[0] for row in rows])[:, None]):
+        assert batch.dtype == np.dtype([("a", "u1"), ("b", "<f8", (2,))])
+        assert batch["b"].tolist() == [[[0.5, k]] for k in range(3)]
 
 
 @pytest.mark.parametrize(
