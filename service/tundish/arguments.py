@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 import os
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,18 @@ from tundish_client.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["check_dataset", "draw_seed", "flag", "integer", "one_of", "refuse_unsupported"]
+__all__ = [
+    "draw_seed",
+    "flag",
+    "function",
+    "integer",
+    "is_iterable",
+    "one_of",
+    "refuse_others",
+    "seconds",
+]
+
+_LONGEST = 10**9
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
@@ -44,14 +54,44 @@ def one_of(name: str, value: Any, known: Sequence[str]) -> str:
     return value
 
 
-def refuse_unsupported(**given: Any) -> None:
-    """Refuse arguments that have a name already but no meaning yet."""
+_WAYS_OUT = {
+    "pin_memory": "batches arrive in shared memory; copy them to the device from there",
+    "pin_memory_device": "batches arrive in shared memory; copy them to the device from there",
+    "prefetch_factor": "use prefetch=, batches made ahead by all workers together",
+    "persistent_workers": "workers always stay; for PyTorch's order with persistent workers use "
+    'order="torch:persistent"',
+    "multiprocessing_context": "workers are threads of this process or of the service",
+    "generator": 'use seed=, with order="torch" for the order that a torch.Generator seeded '
+    "with it would give",
+    "prefetch_depth": "use prefetch=",
+}
+
+
+def refuse_others(given: dict[str, Any]) -> None:
+    """Refuse keyword arguments that DataLoader doesn't have; PyTorch's with the way out."""
     for name, value in given.items():
-        if value is not None:
-            raise ConfigError(
-                f"{name}={_shown(value)} is not supported yet; leave it out, and use shuffle=True, "
-                "or a dataset that maps indices itself"
-            )
+        if name in _WAYS_OUT:
+            raise ConfigError(f"{name}={_shown(value)} has no counterpart here: {_WAYS_OUT[name]}")
+        raise TypeError(f"DataLoader() got an unexpected keyword argument {name!r}")
+
+
+def seconds(name: str, value: Any) -> float | None:
+    """`value` as a time that may pass; None, and PyTorch's 0, for as long as it takes."""
+    if value is None:
+        return None
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
+        raise ConfigError(f"{name}={_shown(value)} must be a number of seconds, or None")
+    number = float(value)
+    if not 0 <= number <= _LONGEST:
+        raise ConfigError(f"{name}={_shown(value)} must be from 0 to {_LONGEST} seconds, or None")
+    return number or None
+
+
+def function(name: str, value: Any, purpose: str) -> Any:
+    """`value`, if it can be called; None will do."""
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name}={_shown(value)} must be callable, or None {purpose}")
+    return value
 
 
 def draw_seed() -> int:
@@ -59,23 +99,31 @@ def draw_seed() -> int:
     return int.from_bytes(os.urandom(8), "little")
 
 
-def check_dataset(dataset: Any) -> None:
-    """Refuse what isn't a map-style dataset."""
+def is_iterable(dataset: Any) -> bool:
+    """Whether a dataset is read from front to end, and not by indices.
+
+    Raises:
+        ConfigError: it is neither kind of dataset.
+    """
     kind = type(dataset)
     name = f"dataset={_shown(dataset)}"
     if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
+        return True
+    if not (hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")):
+        if hasattr(kind, "__next__"):
+            raise ConfigError(
+                f"{name} is an iterator, which gives its samples once; give an object whose "
+                "__iter__ starts anew for every epoch"
+            )
+        if hasattr(kind, "__iter__"):
+            return True
         raise ConfigError(
-            f"{name} is an iterable dataset; those are not supported yet, give one with __getitem__"
+            f"{name} has no __getitem__; a dataset needs __len__ and __getitem__, or __iter__ if "
+            "it is to be read from front to end"
         )
     if not hasattr(kind, "__len__"):
         raise ConfigError(f"{name} has no __len__; a dataset needs __len__ and __getitem__")
-    getters = [getattr(kind, method, None) for method in ("__getitem__", "__getitems__")]
-    if getters == [None, None]:
-        raise ConfigError(f"{name} has no __getitem__; a dataset needs __len__ and __getitem__")
-    if any(map(inspect.iscoroutinefunction, getters)):
-        raise ConfigError(
-            f"{name} has an async __getitem__; that is not supported yet, give a plain one"
-        )
+    return False
 
 
 def _shown(value: Any) -> str:

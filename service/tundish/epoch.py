@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-import weakref
 from itertools import starmap
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -13,17 +11,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 
 from tundish import _core
+from tundish.positions import Place, Shard
 from tundish.produce import Produce, WeakProduce
-from tundish.pump import Pump
+from tundish.registration import Registration
+from tundish.running import Wake, supply
 from tundish.workers import live_epochs
 from tundish_client import BatchInfo, BatchTimes, ConfigError, Position, TundishError
 from tundish_client._protocol.values import resolve, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
     from tundish.loader import DataLoader
+    from tundish.planning import AnyPlan
 
     Cell = _core.Batch | _core.Failure | _core.End
 
@@ -46,13 +46,15 @@ class Epoch:
     epoch get each batch once between them; ``position`` and ``info`` are then of little use.
     """
 
-    def __init__(self, loader: DataLoader, plan: _core.Plan, epoch: int, start: int) -> None:
+    def __init__(self, loader: DataLoader, plan: AnyPlan, place: Place, shard: Shard) -> None:
         self.loader = loader
         self._plan = plan
-        self._epoch = epoch
-        self._start = start
-        self._next = start
-        self._cells = self._errors = self._samples = 0
+        self._epoch = place.epoch
+        self._start = place.batch
+        self._place = place
+        self._shard = shard
+        self._skips = loader.on_error == "skip"
+        self._cells = self._errors = self._samples = self._skipped = 0
         self._last: _core.Batch | BatchInfo | None = None
         self._run: _core.Run | None = None
         self._produce: Produce | None = None
@@ -63,7 +65,7 @@ class Epoch:
         self._lock = threading.Lock()
         self._tree: tuple[bytes, Any] = (b"", None)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._registration: _Registration | None = None
+        self._registration: Registration | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._turned = 0.0
         live_epochs.add(self)
@@ -71,8 +73,20 @@ class Epoch:
     # -- what it is -----------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """The number of batches from the epoch's `start` to its end."""
-        return self._plan.batches - self._start
+        """The number of batches from the epoch's `start` to its end.
+
+        Raises:
+            TypeError: it shows only when the epoch has been read to its end.
+        """
+        if self._plan.batches is None:
+            raise TypeError(
+                f"the length of epoch {self._epoch} isn't known: what it is read from has no "
+                "__len__"
+            )
+        return max(0, self._plan.batches - self._start)
+
+    def __bool__(self) -> bool:
+        return True  # not len(), which may be unknown
 
     @property
     def position(self) -> Position:
@@ -85,7 +99,15 @@ class Epoch:
             raise ConfigError(
                 "in_order=False hands out batches as they are ready: there is no position"
             )
-        return Position(self._epoch, self._next)
+        return Position(self._epoch, self._place.batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position as plain data; ``loader.resume(state)`` goes on there.
+
+        Raises:
+            ConfigError: with ``in_order=False``, where batches have no position.
+        """
+        return self.loader._state(self._place, self._shard)
 
     @property
     def info(self) -> BatchInfo | None:
@@ -99,20 +121,21 @@ class Epoch:
     def counts(self) -> dict[str, int]:
         """Batches handed out so far, with their samples, and what padding and dropping cost.
 
-        `errors` of the batches failed; they count, and so do their samples.
+        `errors` of the batches failed and had no samples; `skipped` samples were left out of
+        others by ``on_error="skip"``.
         """
         return {
             "batches": self._cells,
             "samples": self._samples,
-            "padded": self._plan.padded,
-            "dropped": self._plan.dropped,
-            "skipped": 0,
+            "padded": self._plan.padded or 0,
+            "dropped": self._plan.dropped or 0,
+            "skipped": self._skipped,
             "redelivered": 0,
             "errors": self._errors,
         }
 
     def __repr__(self) -> str:
-        state = self._over or f"next batch {self._next} of {self._plan.batches}"
+        state = self._over or f"next batch {self._place.batch} of {self._total}"
         return f"<Epoch {self._epoch}: {state}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -120,6 +143,10 @@ class Epoch:
             "an Epoch can't be pickled or copied; keep its position, and ask a loader for "
             "epoch(*position) where it goes on"
         )
+
+    @property
+    def _total(self) -> int | str:
+        return "an unknown number" if self._plan.batches is None else self._plan.batches
 
     # -- for ------------------------------------------------------------------------------------
 
@@ -142,7 +169,7 @@ class Epoch:
             if self._run is not None:
                 return self._run
             self._check_open(StopIteration)
-            return self._open(pooled=self.loader.num_workers > 0)
+            return self._open(pooled=self.loader._running.pooled)
 
     # -- async for ------------------------------------------------------------------------------
 
@@ -194,20 +221,28 @@ class Epoch:
                 "position to go on from here"
             )
         self._stop()
-        registration = _Registration(loop, self)
+        registration = Registration(loop, self)
         self._loop = loop
         self._registration = registration
-        return self._open(pooled=True, waker=registration.waker, token=registration.token)
+        return self._open(pooled=True, wake=Wake(registration.waker, registration.token))
 
-    def _open(self, *, pooled: bool, **wake: Any) -> _core.Run:
-        loader = self.loader
-        source: _core.ArraySource | _core.CallSource | None = loader._native_source()
+    def _open(self, *, pooled: bool, wake: Wake | None = None) -> _core.Run:
+        running = self.loader._running
+        source: _core.ArraySource | _core.CallSource | None = running.source()
+        # The engine gets weak references, since the collector can't look into it: a dataset
+        # that leads back to this epoch is then a cycle of Python objects only.
         if source is None:
-            # The engine gets a weak reference, since the collector can't look into it: a dataset
-            # that leads back to this epoch is then a cycle of Python objects only.
-            self._produce = loader._produce(inline=not pooled)
+            self._produce = running.produce(self.loader.seed, inline=not pooled)
             source = _core.CallSource(WeakProduce(self._produce))
-        run = self._run = loader._run(source, self._plan, self._next, pooled=pooled, **wake)
+        start = self._place.batch
+        run = self._run = running.open(
+            source,
+            supply(self._plan, start, weak=True),
+            epoch=self._epoch,
+            start=start,
+            pooled=pooled,
+            wake=wake,
+        )
         return run
 
     def _on_ready(self) -> None:
@@ -220,26 +255,37 @@ class Epoch:
         """Give the held cell to the consumer: a batch, its error, or the end."""
         cell = held[0]
         if isinstance(cell, _core.End):
-            self._end("at its end", cancel=False)
+            self._finish()
             raise stop
-        size = self.loader.batch_size
-        samples = min(size, self._plan.samples - cell.batch * size)
         if isinstance(cell, _core.Failure):
-            self._settle(held, cell.batch, samples, failed=True)
+            self._settle(held, cell.batch, 0, failed=True)
             _raise(cell)
+        skipped = len(cell.skipped) if self._skips else 0
         packed = cell.packed
         if packed is None:
-            self._settle(held, cell.batch, samples, last=cell)
+            self._settle(held, cell.batch, cell.count, skipped, last=cell)
             return cell.object  # taken once: what comes after it can't fail
         value = self._decode(cell, packed)
-        self._settle(held, cell.batch, samples, last=self._describe(cell))
+        self._settle(held, cell.batch, cell.count, skipped, last=self._describe(cell))
         return value
+
+    def _finish(self) -> None:
+        """The run has ended: is that all that the plan has?"""
+        exact = isinstance(self._plan, _core.Plan)
+        if exact and self._cells != len(self):
+            self._end("ended early")
+            raise RuntimeError(
+                f"epoch {self._epoch} ended after {self._cells} of {len(self)} batches: its "
+                "workers are stuck in samples that exceeded the timeout"
+            )
+        self._end("at its end", cancel=False)
 
     def _settle(
         self,
         held: list[Cell],
         batch: int,
         samples: int,
+        skipped: int = 0,
         *,
         failed: bool = False,
         last: _core.Batch | BatchInfo | None = None,
@@ -247,11 +293,12 @@ class Epoch:
         """Count a cell as handed out. Nothing is called in here, so nothing can come between."""
         self._cells += 1
         self._samples += samples
+        self._skipped += skipped
         self._errors += failed
         if last is not None:
             self._last = last
-        if self._next <= batch:
-            self._next = batch + 1
+        if self._place.batch <= batch:
+            self._place.batch = batch + 1
         del held[0]
 
     def _decode(self, batch: _core.Batch, packed: bytes) -> Any:
@@ -261,15 +308,17 @@ class Epoch:
         return resolve(self._tree[1], np.frombuffer(memoryview(batch), np.uint8))
 
     def _describe(self, batch: _core.Batch) -> BatchInfo:
-        return BatchInfo(self._epoch, batch.batch, batch.samples, BatchTimes(*batch.times))
+        return BatchInfo(
+            self._epoch, batch.batch, batch.samples, BatchTimes(*batch.times), batch.skipped
+        )
 
     def _check_open(self, stop: type[Exception]) -> None:
         if self._over == "at its end":
             raise stop
         if self._over is not None:
             raise TundishError(
-                f"epoch {self._epoch} {self._over} at batch {self._next} of {self._plan.batches}; "
-                f"ask the loader for epoch({self._epoch}, start={self._next})"
+                f"epoch {self._epoch} {self._over} at batch {self._place.batch} of {self._total}; "
+                f"ask the loader for epoch({self._epoch}, start={self._place.batch})"
             )
 
     def _end(self, why: str, *, cancel: bool = True) -> None:
@@ -340,43 +389,3 @@ def _raise(cell: _core.Failure) -> NoReturn:
         raise error
     finally:
         del error, cell  # the traceback holds this frame
-
-
-def _weak_call(epoch: Epoch) -> Callable[[], None]:
-    """A wake-up that doesn't keep the epoch alive: dropping it must cancel its run."""
-    reference = weakref.ref(epoch)
-
-    def wake() -> None:
-        target = reference()
-        if target is not None:
-            target._on_ready()
-
-    return wake
-
-
-class _Registration:
-    """An epoch's place in the pump of its loop, given up when the epoch is.
-
-    An object of its own, so that an epoch under ``for`` is freed without running Python code, in
-    which a Ctrl-C would be lost.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, epoch: Epoch) -> None:
-        self._loop = loop
-        self._pump: Pump | None = Pump.of(loop)
-        self.waker = self._pump.waker
-        self.token = self._pump.register(_weak_call(epoch))
-
-    def release(self) -> None:
-        """Take the wake-up out of the pump, from whatever thread this is."""
-        pump, self._pump = self._pump, None
-        if pump is None:
-            return
-        if asyncio._get_running_loop() is self._loop:
-            pump.unregister(self.token)
-            return
-        # A loop that is closed, or closes just now, takes its pump along.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(pump.unregister, self.token)
-
-    __del__ = release

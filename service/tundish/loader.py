@@ -2,56 +2,72 @@
 
 from __future__ import annotations
 
-import itertools
-import warnings
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tundish import _core
-from tundish.arguments import check_dataset, draw_seed, flag, integer, one_of, refuse_unsupported
-from tundish.datasets import ArrayDataset
+from tundish.arguments import (
+    draw_seed,
+    flag,
+    function,
+    integer,
+    is_iterable,
+    one_of,
+    refuse_others,
+    seconds,
+)
 from tundish.epoch import Epoch
-from tundish.produce import Produce
-from tundish.workers import Workers, live_epochs, share_interpreter
+from tundish.planning import MAX_BATCH, ORDERS, Planning, check_conflicts, check_order
+from tundish.positions import WHOLE, Place, Positioned
+from tundish.running import WORKER_MODES, Making, Running, Wake, supply
+from tundish.workers import live_epochs
 from tundish_client.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from tundish.planning import AnyPlan
 
 __all__ = ["ORDERS", "DataLoader"]
 
-ORDERS = ("stable", "torch", "torch:default", "torch:persistent")
-UNEVEN = ("pad", "drop", "keep")
-
 _MAX_WORKERS = 1024
-_MAX_BATCH = 2**40
+_MAX_LANES = 4096
 _MAX_PREFETCH = 2**20
 _MAX_EPOCH = 2**63 - 1
-# The in-process arena has room for what is in flight and for some batches that the user keeps;
-# batches beyond that live on the heap.
-_ARENA_FLOOR = 64 << 20
-_ARENA_WINDOWS = 4
 
 
-class DataLoader:
+class DataLoader(Positioned):
     """Batches of a dataset, in an order that depends on seed and epoch only.
 
     Args:
         dataset: anything with ``__len__`` and ``__getitem__`` (or ``__getitems__``, which gets a
-            list of indices and returns as many samples). With workers it is called from several
-            threads at once.
-        batch_size: samples in a batch; the last of an epoch may have fewer.
+            list of indices and returns as many samples; both may be ``async``); or something with
+            ``__iter__``, which is read from front to end as one stream. With workers it is used
+            by several threads at once; a :class:`tundish.DatasetFactory` makes one for each.
+        batch_size: samples in a batch; the last of an epoch may have fewer. None: no batches, each
+            sample comes by itself.
         shuffle: a new permutation each epoch, by `order`; else 0, 1, 2 ...
-        sampler, batch_sampler: not supported yet; must be None.
+        sampler: the indices of an epoch, as an iterable; one of :mod:`tundish.samplers` has
+            positions that any process can resume from.
+        batch_sampler: the same for lists of indices, one for each batch.
 
         num_workers: threads that make batches. With 0 the work is done in the caller's thread
             (``for``) or on one thread (``async for``, and in a service).
         collate_fn: makes a batch of a list of samples; None for :func:`tundish.default_collate`.
         drop_last: leave out the last batch if it is short.
-        seed: 0 to 2**64 - 1; None draws one, which ``loader.seed`` tells.
-        order: "stable" (the same for ever), or one of PyTorch's: "torch", "torch:default",
-            "torch:persistent".
-        in_order: False hands out batches as they are ready, each exactly once.
+        seed: 0 to 2**64 - 1, of the order and of :func:`tundish.sample_rng`; None draws one, which
+            ``loader.seed`` tells.
+        order: "stable" (the same for ever), PyTorch's "torch", "torch:default", "torch:persistent",
+            "torch:default:persistent", burn's "burn" and "burn:workers=N", or "dataloader-rs".
+        in_order: False hands out batches as they are ready, each exactly once; a ready batch waits
+            for those that were ready before it and for no other.
+        items_in_parallel: samples of one batch that are loaded at the same time.
         prefetch: batches made ahead of those being worked on; None is 2.
+        worker_mode: "thread" loads through Python, "native" refuses to, "auto" chooses.
+        worker_init_fn: called with the worker's number on each worker, before its first batch.
+        timeout: seconds that a batch may take; it is then a TimeoutError that names the sample, and
+            its worker is replaced. None (or 0) is for ever. With a timeout the work is always done
+            on a worker.
+        on_error: "raise", or "skip" to leave a failing sample out of its batch, counted.
 
     Raises:
         ConfigError: an argument can't be used; the message names it and its value.
@@ -68,41 +84,87 @@ class DataLoader:
     def __init__(
         self,
         dataset: Any,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        sampler: None = None,
-        batch_sampler: None = None,
+        batch_size: int | None = 1,
+        shuffle: bool | None = False,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
         *,
         num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
         drop_last: bool = False,
         seed: int | None = None,
         order: str = "stable",
         in_order: bool = True,
+        items_in_parallel: int = 1,
         prefetch: int | None = None,
+        worker_mode: str = "auto",
+        worker_init_fn: Callable[[int], object] | None = None,
+        timeout: float | None = None,
+        on_error: str = "raise",
+        **others: Any,
     ) -> None:
-        refuse_unsupported(sampler=sampler, batch_sampler=batch_sampler)
-        check_dataset(dataset)
-        if collate_fn is not None and not callable(collate_fn):
-            raise ConfigError(
-                f"collate_fn={collate_fn!r} must be callable, or None for the default collate"
-            )
+        refuse_others(others)
+        iterable = is_iterable(dataset)
         self.dataset: Final = dataset
-        self.batch_size: Final = integer("batch_size", batch_size, 1, _MAX_BATCH)
-        self.shuffle: Final = flag("shuffle", shuffle)
-        self.num_workers: Final = integer("num_workers", num_workers, 0, _MAX_WORKERS)
-        self.collate_fn: Final = collate_fn
+        self.shuffle: Final = False if shuffle is None else flag("shuffle", shuffle)
         self.drop_last: Final = flag("drop_last", drop_last)
-        self.seed: Final = draw_seed() if seed is None else integer("seed", seed, 0, 2**64 - 1)
-        self._lasting_order: Final = seed is not None or not self.shuffle
-        self.order: Final = one_of("order", order, ORDERS)
+        check_conflicts(
+            iterable=iterable,
+            batch_size=batch_size,
+            shuffle=self.shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            drop_last=self.drop_last,
+        )
+        if batch_size is not None:
+            batch_size = integer("batch_size", batch_size, 1, MAX_BATCH)
+        self.sampler: Final = sampler
+        self.batch_sampler: Final = batch_sampler
+        self.batch_size: Final = None if batch_sampler is not None else batch_size
+        self.num_workers: Final = integer("num_workers", num_workers, 0, _MAX_WORKERS)
+        self.collate_fn: Final = function("collate_fn", collate_fn, "for the default collate")
+        self.seed: int = draw_seed() if seed is None else integer("seed", seed, 0, 2**64 - 1)
+        self.order: Final = check_order(order)
         self.in_order: Final = flag("in_order", in_order)
+        self.items_in_parallel: Final = integer(
+            "items_in_parallel", items_in_parallel, 1, _MAX_LANES
+        )
         self.prefetch: Final = (
             2 if prefetch is None else integer("prefetch", prefetch, 0, _MAX_PREFETCH)
         )
-        self._numbers = itertools.count()
-        self._workers = Workers(max(1, self.num_workers))
-        self._native = collate_fn is None and _is_native(dataset)
+        self.worker_mode: Final = one_of("worker_mode", worker_mode, WORKER_MODES)
+        self.worker_init_fn: Final = function("worker_init_fn", worker_init_fn, "to call nothing")
+        self.timeout: Final = seconds("timeout", timeout)
+        self.on_error: Final = one_of("on_error", on_error, ("raise", "skip"))
+        self._planning = Planning(
+            dataset,
+            batch_size=batch_size,
+            shuffle=self.shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            drop_last=self.drop_last,
+            seed=self.seed,
+            order=self.order,
+            iterable=iterable,
+            skip_errors=self.on_error == "skip",
+        )
+        self._running = Running(
+            Making(
+                dataset=dataset,
+                iterable=iterable,
+                batch_size=batch_size,
+                collate_fn=self.collate_fn,
+                num_workers=self.num_workers,
+                items_in_parallel=self.items_in_parallel,
+                prefetch=self.prefetch,
+                in_order=self.in_order,
+                worker_mode=self.worker_mode,
+                worker_init_fn=self.worker_init_fn,
+                timeout=self.timeout,
+                on_error=self.on_error,
+            )
+        )
+        self._lasting_order = seed is not None or not self.shuffle
         self._frozen = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -128,39 +190,60 @@ class DataLoader:
     # -- epochs ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """The number of batches in an epoch, by the dataset's present length."""
-        samples = self._samples()
-        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+        """The number of batches in an epoch, by the dataset's (or sampler's) present length.
+
+        Raises:
+            TypeError: it has none.
+        """
+        batches = self._planning.batches()
+        if batches is None:
+            what = "dataset" if self._planning.iterable else "sampler"
+            raise TypeError(
+                f"this loader's length isn't known: its {what} is read to the end and has no "
+                "__len__"
+            )
+        return batches
 
     def __iter__(self) -> Epoch:
-        """The next epoch: 0, 1, 2 ..., or on from where ``set_epoch`` put it."""
-        return self._following()
+        """The next epoch: 0, 1, 2 ..., or on from where a state or ``set_epoch`` put it."""
+        return self._begin()
 
     def __aiter__(self) -> Epoch:
         """The next epoch, for ``async for``."""
-        return self._following()
+        return self._begin()
 
-    def _following(self) -> Epoch:
-        samples = self._samples()
-        number = next(self._numbers)
-        return Epoch(self, self._new_plan(number, 0, 1, "pad", samples), number, 0)
+    def _begin(self) -> Epoch:
+        place = self._following()
+        epoch = Epoch(self, self._planning.plan(place.epoch), place, WHOLE)
+        self._place = place
+        return epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the one that the next ``iter(loader)`` goes through."""
-        self._numbers = itertools.count(integer("epoch", epoch, 0, _MAX_EPOCH))
+        """Make `epoch` the one that the next ``iter(loader)`` goes through, from its start."""
+        self._next_epoch = integer("epoch", epoch, 0, _MAX_EPOCH)
+        self._resumed = self._place = None
 
     def epoch(
-        self, epoch: int, start: int = 0, rank: int = 0, world_size: int = 1, uneven: str = "pad"
+        self,
+        epoch: int,
+        start: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        uneven: str = "pad",
+        batch_size: int | None = None,
     ) -> Epoch:
-        """Any epoch, from any batch on; costs the same for every `start`.
+        """Any epoch, from any batch on; with an order of ours at the same cost for every `start`.
 
         Args:
             epoch: its number, from 0.
-            start: the first batch; at most the number of batches.
+            start: the first batch; at most the number of batches. With a user's sampler and with
+                an iterable dataset, what comes before is read and thrown away.
             rank: which share of a split epoch this is, from 0.
             world_size: how many shares there are.
             uneven: what happens to samples that don't divide by `world_size`: "pad" repeats some,
                 "drop" leaves some out, "keep" gives some ranks more.
+            batch_size: instead of the loader's, so that another number of ranks makes the same
+                global batches.
 
         Returns:
             An iterator for ``for`` and ``async for``. ``len(dataset)`` has been read; nothing is
@@ -171,14 +254,18 @@ class DataLoader:
             Exception: what ``len(dataset)`` raised.
         """
         number = integer("epoch", epoch, 0, _MAX_EPOCH)
-        plan = self._new_plan(number, rank, world_size, uneven, self._samples())
-        first = integer("start", start, 0, plan.batches)
+        plan = self._planning.plan(number, rank, world_size, uneven, batch_size=batch_size)
+        most = _MAX_EPOCH if plan.batches is None else plan.batches
+        first = integer("start", start, 0, most)
         if first and not self.in_order:
             raise ConfigError(
                 f"start={first} needs in_order=True: batches as they are ready have no position "
                 "to resume from"
             )
-        return Epoch(self, plan, number, first)
+        shard = (rank, world_size, uneven, batch_size)
+        return Epoch(self, plan, Place(number, first), shard)
+
+    # -- for the epochs and the service ---------------------------------------------------------
 
     def close(self) -> None:
         """Stop the workers and end all open epochs, without waiting for user code.
@@ -188,161 +275,66 @@ class DataLoader:
         for epoch in live_epochs:
             if epoch.loader is self:
                 epoch.close()
-        self._workers.close(0.0)
-
-    # -- for the epochs and the service ---------------------------------------------------------
-
-    def _samples(self) -> int:
-        try:
-            return len(self.dataset)
-        except Exception as error:
-            error.add_note("tundish: in len(dataset), read at the start of an epoch")
-            raise
-
-    @property
-    def _plan_order(self) -> str:
-        return self.order if self.shuffle else "sequential"
-
-    def _new_plan(
-        self, epoch: int, rank: int, world_size: int, uneven: str, samples: int
-    ) -> _core.Plan:
-        world = integer("world_size", world_size, 1, 2**31 - 1)
-        place = integer("rank", rank, 0, world - 1)
-        mode = one_of("uneven", uneven, UNEVEN)
-        plan = _core.Plan(
-            samples,
-            self._plan_order,
-            self.seed,
-            epoch,
-            self.batch_size,
-            self.drop_last,
-            place,
-            world,
-            mode,
-        )
-        if self.drop_last and samples and not plan.batches:
-            warnings.warn(
-                f"drop_last=True leaves no batch: the dataset has {samples} samples"
-                f"{f' for {world} ranks' if world > 1 else ''} and batch_size is {self.batch_size}",
-                UserWarning,
-                stacklevel=4,
-            )
-        return plan
+        self._running.workers.close(0.0)
 
     def _plan(
-        self, epoch: int, rank: int = 0, world_size: int = 1, uneven: str = "pad"
-    ) -> _core.Plan:
+        self,
+        epoch: int,
+        rank: int = 0,
+        world_size: int = 1,
+        uneven: str = "pad",
+        *,
+        batch_size: int | None = None,
+        seed: int | None = None,
+    ) -> AnyPlan:
         """The plan of one rank of an epoch, for the service."""
-        return self._new_plan(epoch, rank, world_size, uneven, self._samples())
+        return self._planning.plan(
+            epoch, rank, world_size, uneven, batch_size=batch_size, seed=seed
+        )
 
     def _open(
         self,
         epoch: int,
         *,
+        plan: AnyPlan,
         start: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        uneven: str = "pad",
         arena: _core.Arena,
         waker: _core.Waker,
         token: int,
-        plan: _core.Plan | None = None,
+        seed: int | None = None,
     ) -> _core.Run:
-        """A run on the workers that encodes into `arena`, for the service.
-
-        Pass the `plan` that was announced, so that a dataset whose length changes keeps to it.
-        """
-        if plan is None:
-            plan = self._plan(epoch, rank, world_size, uneven)
-        source = self._native_source() or _core.CallSource(self._produce(inline=False))
-        return self._run(source, plan, start, pooled=True, arena=arena, waker=waker, token=token)
-
-    def _run(
-        self,
-        source: _core.ArraySource | _core.CallSource,
-        plan: _core.Plan,
-        start: int,
-        *,
-        pooled: bool,
-        arena: _core.Arena | None = None,
-        waker: _core.Waker | None = None,
-        token: int = 0,
-    ) -> _core.Run:
-        if arena is None and isinstance(source, _core.ArraySource):
-            arena = self._own_arena()
-        if pooled and isinstance(source, _core.CallSource):
-            share_interpreter()
-        return _core.Run(
-            source,
-            plan,
-            start=start,
-            pool=self._workers.pool() if pooled else None,
-            arena=arena,
-            encode=arena is not None,
-            window=max(1, self.num_workers) + self.prefetch if pooled else 1,
-            in_order=self.in_order,
-            waker=waker,
-            token=token,
+        """A run of `plan` on the workers that encodes into `arena`, for the service."""
+        running = self._running
+        source = running.source() or _core.CallSource(
+            running.produce(self.seed if seed is None else seed, inline=False)
         )
-
-    def _native_source(self) -> _core.ArraySource | None:
-        source: _core.ArraySource | None = self.dataset._native_source() if self._native else None
-        return source
-
-    def _produce(self, *, inline: bool) -> Produce:
-        if self._native:
-            # Arrays that the engine can't read: all rows of a batch in one step of numpy's.
-            return Produce(_Indices(), self.dataset._gather, inline=inline)
-        return Produce(self.dataset, self.collate_fn, inline=inline)
-
-    def _own_arena(self) -> _core.Arena:
-        batch = self.dataset._sample_nbytes() * min(self.batch_size, max(1, len(self.dataset)))
-        in_flight = (max(1, self.num_workers) + self.prefetch) * batch
-        return self._workers.arena(max(_ARENA_FLOOR, _ARENA_WINDOWS * in_flight))
+        return running.open(
+            source,
+            supply(plan, start),
+            epoch=epoch,
+            start=start,
+            pooled=True,
+            arena=arena,
+            wake=Wake(waker, token),
+        )
 
     def _describe(self) -> dict[str, Any]:
         """This loader as an entry of the service's FEEDS message."""
+        fingerprint = self._planning.fingerprint()
         return {
-            "samples": self._samples(),
-            "batches": len(self),
+            "samples": fingerprint["samples"],
+            "batches": self._planning.batches(),
             "batch_size": self.batch_size,
-            "order": self._plan_order,
+            "order": self._planning.order,
             "seed": self.seed,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "num_workers": self.num_workers,
-            "fingerprint": self._fingerprint(1),
+            "fingerprint": fingerprint,
         }
 
-    def _fingerprint(self, world_size: int) -> dict[str, Any]:
+    def _fingerprint(
+        self, world_size: int = 1, batch_size: int | None = None, seed: int | None = None
+    ) -> dict[str, Any]:
         """What must be equal for a position to mean the same batch."""
-        samples = self._samples()
-        plan = _core.Plan(
-            samples, self._plan_order, self.seed, 0, self.batch_size, self.drop_last, 0, world_size
-        )
-        return {
-            "seed": self.seed,
-            "samples": samples,
-            "order": plan.order,
-            "batch_size": self.batch_size,
-            "drop_last": self.drop_last,
-            "world_size": world_size,
-        }
-
-
-class _Indices:
-    """A dataset whose samples are their own indices."""
-
-    def __getitems__(self, indices: list[int]) -> list[int]:
-        return indices
-
-
-def _is_native(dataset: Any) -> bool:
-    """Whether the engine may read `dataset` itself; what a subclass overrides is heeded."""
-    kind = type(dataset)
-    return (
-        isinstance(dataset, ArrayDataset)
-        and kind.__getitem__ is ArrayDataset.__getitem__
-        and kind.__len__ is ArrayDataset.__len__
-        and not hasattr(dataset, "__getitems__")
-    )
+        return self._planning.fingerprint(world_size, batch_size, seed)

@@ -81,11 +81,21 @@ class Workers:
 
     Args:
         count: number of threads, at least 1.
+        lanes: number of threads that load samples side by side, for all workers together.
+
+    Attributes:
+        awaiting: the loop on which coroutines of the dataset are awaited.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, lanes: int = 1) -> None:
+        # Not at the top: it needs this module.
+        from tundish.awaiting import Awaiting
+
         self._count = count
+        self._lanes = lanes
+        self.awaiting = Awaiting()
         self._pool: _core.Pool | None = None
+        self._lane_pool: _core.Pool | None = None
         self._arena: _core.Arena | None = None
         self._lock = threading.Lock()
         _all.add(self)
@@ -94,10 +104,15 @@ class Workers:
         """The running pool."""
         with self._lock:
             if self._pool is None:
-                if _exiting.is_set():
-                    raise RuntimeError("the interpreter is exiting: workers can't start any more")
-                self._pool = _core.Pool(self._count, "tundish")
+                self._pool = _new_pool(self._count, "tundish")
             return self._pool
+
+    def lanes(self) -> _core.Lanes:
+        """The running threads that load the samples of a batch side by side."""
+        with self._lock:
+            if self._lane_pool is None:
+                self._lane_pool = _new_pool(self._lanes, "tundish-lane")
+            return _core.Lanes(self._lane_pool)
 
     def arena(self, limit: int) -> _core.Arena:
         """The memory of batches that stay in this process, of `limit` bytes if made now."""
@@ -109,15 +124,25 @@ class Workers:
     def close(self, timeout: float) -> bool:
         """Stop the threads; whether all had ended within `timeout` seconds."""
         with self._lock:
-            pool, self._pool = self._pool, None
-        return pool is None or pool.close(timeout)
+            pools = [pool for pool in (self._pool, self._lane_pool) if pool is not None]
+            self._pool = self._lane_pool = None
+        self.awaiting.close()
+        deadline = time.monotonic() + timeout
+        ended = [pool.close(max(0.0, deadline - time.monotonic())) for pool in pools]
+        return all(ended)
 
     def _forget(self) -> None:
         # The threads exist in the parent only, and may have held any lock while the fork happened:
         # the pool is neither used nor freed here. The arena's pages are the parent's too.
-        _leaked.append((self._pool, self._arena))
-        self._pool = self._arena = None
+        _leaked.append((self._pool, self._lane_pool, self._arena))
+        self._pool = self._lane_pool = self._arena = None
         self._lock = threading.Lock()
+
+
+def _new_pool(count: int, name: str) -> _core.Pool:
+    if _exiting.is_set():
+        raise RuntimeError("the interpreter is exiting: workers can't start any more")
+    return _core.Pool(count, name)
 
 
 def _forget_all() -> None:
