@@ -59,8 +59,9 @@ def test_a_class_that_differs_is_named():
         build_object("enum", Color.__module__, "Color", "GREEN")
     with pytest.raises(TypeError, match="data, derived, name"):
         build_object("dataclass", Item.__module__, "Item", {"nope": 1})
-    with pytest.raises(TypeError, match="namedtuples, dataclasses and Enums"):
-        register(int)
+    for other in (int, Table, Failure):
+        with pytest.raises(TypeError, match="namedtuples, dataclasses and Enums"):
+            register(other)
 
 
 class Text(str):
@@ -69,6 +70,16 @@ class Text(str):
 
 class Small(np.float64):
     pass
+
+
+@dataclasses.dataclass
+class Table(dict):
+    x: int = 0
+
+
+@dataclasses.dataclass
+class Failure(Exception):
+    x: int = 0
 
 
 REFUSED = {
@@ -105,6 +116,8 @@ REFUSED = {
     "timestamp": (msgpack.Timestamp(1), "Timestamp"),
     "Enum class": (Color, "EnumType|EnumMeta"),
     "dataclass class": (Item, "a type"),
+    "dict dataclass": (Table(3), r"Table.*dict\(\.\.\.\)"),
+    "exception dataclass": (Failure(3), "Failure"),
 }
 
 

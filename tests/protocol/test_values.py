@@ -49,6 +49,14 @@ def test_plain_values(value):
         assert same(round_trip(wrapped), wrapped)
 
 
+def test_numpy_texts_keep_the_zeros_at_their_end():
+    for text in (np.str_("a\0"), np.str_("\0"), np.bytes_(b"a\0\0")):
+        got = round_trip([text])[0]
+        assert type(got) is type(text)
+        assert got == text
+        assert len(got) == len(text)
+
+
 DTYPES = [
     "?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "g", "c8", "c16",
     "M8[ns]", "M8[D]", "M8[25s]", "m8[us]", "m8[W]", "M8", "m8", "S5", "U5",

@@ -101,7 +101,7 @@ def _surrogate(value: str, path: str) -> str | None:
 
 def _dtype(value: Any, path: str) -> str | None:
     if type(value) is np.str_:
-        return _surrogate(str(value), path)
+        return _surrogate(value, path)
     if type(value) is np.bytes_:
         return None
     if isinstance(value, np.generic) and type(value) is not np.asarray(value).dtype.type:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import types
 from typing import Any, TypeVar
 
 __all__ = ["build_object", "describe_object", "is_namedtuple", "register"]
@@ -53,7 +55,17 @@ def kind_of(cls: object) -> str | None:
         return "enum"
     if is_namedtuple(cls):
         return "namedtuple"
-    return "dataclass" if dataclasses.is_dataclass(cls) else None
+    return "dataclass" if dataclasses.is_dataclass(cls) and _has_fields_only(cls) else None
+
+
+@functools.lru_cache(256)
+def _has_fields_only(cls: type) -> bool:
+    """Whether objects of a dataclass are no dict, list or exception besides.
+
+    Those hold more than fields, and can't be made without their own ``__new__``.
+    """
+    made = (vars(base).get("__new__") for base in cls.__mro__ if base is not object)
+    return not any(isinstance(new, types.BuiltinFunctionType) for new in made)
 
 
 def describe_object(value: object) -> tuple[str, str, str, Any] | None:

@@ -239,7 +239,7 @@ class _Encoder:
     def scalar(self, value: Any) -> bytes:
         """Packs [dtype, bytes]; the length of a numpy str or bytes is that of its data."""
         if type(value) is np.str_:
-            return self.pack(["str", str(value).encode()])
+            return self.pack(["str", value.encode()])  # str() would cut zeros at the end
         if type(value) is np.bytes_:
             return self.pack(["bytes", bytes(value)])
         array = np.asarray(value)
