@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tundish._core import Batch, End, Failure, Plan
 from tundish.arguments import integer
+from tundish.positions import compare
 from tundish_client._protocol.asking import ServerStream
 from tundish_client.errors import ConfigError
 
@@ -20,9 +21,6 @@ BURST = 32
 """Cells sent before other streams get their turn."""
 
 _FOR_LOADER, _FOR_CONSUMER, _OPENING = 0, 1, 2
-
-# Batches of all ranks together are what a position counts.
-_GLOBAL = ("batch_size", "world_size")
 
 
 class Delivery:
@@ -51,7 +49,7 @@ class Delivery:
         seed = _adopted_seed(stream.fingerprint, loader)
         own = _own(batch_size=stream.batch_size, seed=seed)
         fingerprint = loader._fingerprint(stream.world_size, **own)
-        _compare(stream.fingerprint, fingerprint)
+        compare(stream.fingerprint, fingerprint)
         plan = loader._plan(stream.epoch, stream.rank, stream.world_size, stream.uneven, **own)
         exact = isinstance(plan, Plan)
         _settle_start(stream, plan.batches if exact else None, loader, fingerprint)
@@ -69,9 +67,6 @@ class Delivery:
             self.run = loader._open(
                 stream.epoch,
                 start=stream.start,
-                rank=stream.rank,
-                world_size=stream.world_size,
-                uneven=stream.uneven,
                 arena=session.arena,
                 waker=session.pump.waker,
                 token=self._token,
@@ -245,39 +240,6 @@ def _adopted_seed(theirs: dict[str, Any] | None, loader: DataLoader) -> int | No
     if not theirs or "seed" not in theirs or loader._lasting_order:
         return None
     return integer("seed", theirs["seed"], 0, 2**64 - 1)
-
-
-def _compare(theirs: dict[str, Any] | None, ours: dict[str, Any]) -> None:
-    """Refuses a returning client whose position would mean another batch here."""
-    if not theirs:
-        return
-    for key, value in theirs.items():
-        if key in ours and key not in _GLOBAL and ours[key] != value:
-            raise ConfigError(
-                f"this stream began with {key}={value!r}, the feed now has {key}={ours[key]!r}: "
-                "its position would mean another batch"
-            )
-    size, world = (theirs.get(key, ours[key]) for key in _GLOBAL)
-    own, ranks = (ours[key] for key in _GLOBAL)
-    if (size, world) == (own, ranks):
-        return
-    before = f"batch_size={size!r} and world_size={world!r}"
-    now = f"batch_size={own!r} and world_size={ranks!r}"
-    if not all(type(number) is int and number > 0 for number in (size, world, own)):
-        raise ConfigError(
-            f"this stream began with {before}, it can't go on with {now}: its position would mean "
-            "another batch"
-        )
-    whole = size * world
-    if whole != own * ranks:
-        needed = "a world_size that divides it"
-        if whole % ranks == 0:
-            needed = f"batch_size={whole // ranks}"
-        raise ConfigError(
-            f"this stream began with {before}, a global batch of {whole}, now it has {now}, "
-            f"a global batch of {own * ranks}: its position would mean another batch; "
-            f"{needed} would be needed"
-        )
 
 
 def _settle_start(

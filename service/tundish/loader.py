@@ -126,6 +126,7 @@ class DataLoader(Positioned):
         self.seed: int = draw_seed() if seed is None else integer("seed", seed, 0, 2**64 - 1)
         self.order: Final = check_order(order)
         self.in_order: Final = flag("in_order", in_order)
+        self._in_order = self.in_order
         self.items_in_parallel: Final = integer(
             "items_in_parallel", items_in_parallel, 1, _MAX_LANES
         )

@@ -38,10 +38,10 @@ class Place:
 class Positioned:
     """The part of a DataLoader that takes positions and goes on at them."""
 
-    in_order: bool
     seed: int
     _planning: Planning
     _lasting_order: bool
+    _in_order: bool
     _next_epoch: int = 0
     _place: Place | None = None
     _resumed: Place | None = None
@@ -137,7 +137,7 @@ class Positioned:
         return place
 
     def _state(self, place: Place, shard: Shard) -> dict[str, Any]:
-        if not self.in_order:
+        if not self._in_order:
             raise ConfigError(
                 "in_order=False hands out batches as they are ready: there is no position"
             )
