@@ -32,7 +32,7 @@ def test_after_a_failing_batch_the_epoch_goes_on(workers, mode, in_order):
     assert type(found[1]) is OSError
     assert str(found[1]) == "bad 3"
     assert len(found) == 3
-    counts = {"batches": 3, "samples": 6, "padded": 0, "dropped": 0}
+    counts = {"batches": 3, "samples": 4, "padded": 0, "dropped": 0}
     assert epoch.counts == counts | {"skipped": 0, "redelivered": 0, "errors": 1}
 
 

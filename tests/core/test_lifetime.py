@@ -52,7 +52,7 @@ def test_dropping_batches_and_the_epoch_frees_all_slots(workers):
     loader = DataLoader(ArrayDataset(np.zeros((100, 4))), 2, num_workers=workers)
     epoch = iter(loader)
     kept = [next(epoch) for _ in range(5)]
-    arena = loader._own_arena()
+    arena = loader._running._own_arena()
     assert arena.slots_lent >= 5
     del epoch
     wait_for(lambda: arena.slots_lent == 5, "the window's slots")
@@ -69,7 +69,7 @@ def test_slots_are_reused(workers):
     for _ in range(3):
         for _ in loader:
             pass
-    assert loader._own_arena().capacity <= 2 << 20
+    assert loader._running._own_arena().capacity <= 2 << 20
 
 
 @WORKERS
@@ -85,7 +85,7 @@ def test_more_than_the_arena_holds_may_be_kept(workers):
     rows = np.zeros((300, 1 << 18), np.uint8) + np.arange(300, dtype=np.uint8)[:, None] % 251
     loader = DataLoader(ArrayDataset(rows), 1, num_workers=workers)
     batches = list(loader)
-    assert loader._own_arena().capacity <= loader._own_arena().limit < rows.nbytes
+    assert loader._running._own_arena().capacity <= loader._running._own_arena().limit < rows.nbytes
     assert all((batch == rows[k]).all() for k, (batch,) in enumerate(batches))
 
 

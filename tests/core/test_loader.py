@@ -21,10 +21,18 @@ def flat(batches):
     return [index for batch in batches for index in batch]
 
 
+class Stream:
+    def __iter__(self):
+        return iter(range(5))
+
+    def __len__(self):
+        return 5
+
+
 # -- arguments --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.0, True, np.bool_(True), 2**70, "4", None])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, np.bool_(True), 2**70, "4"])
 def test_a_batch_size_that_is_none_is_refused_by_name_and_value(value):
     with pytest.raises(ConfigError, match="batch_size=") as caught:
         DataLoader(Range(3), batch_size=value)
@@ -45,14 +53,31 @@ def test_a_batch_size_that_is_none_is_refused_by_name_and_value(value):
         ("prefetch", -1),
         ("prefetch", 1.0),
         ("shuffle", 1),
-        ("shuffle", None),
+        ("items_in_parallel", 0),
+        ("items_in_parallel", 10**6),
+        ("worker_mode", "process"),
+        ("worker_init_fn", 5),
+        ("timeout", -1),
+        ("timeout", float("nan")),
+        ("timeout", float("inf")),
+        ("timeout", "1"),
+        ("timeout", True),
+        ("on_error", "ignore"),
+        ("order", "burn:workers=0"),
+        ("order", "burn:workers=x"),
         ("drop_last", 1),
         ("in_order", "yes"),
         ("order", "fastest"),
         ("order", 3),
         ("collate_fn", 5),
-        ("sampler", [0, 1]),
-        ("batch_sampler", [[0, 1]]),
+        ("sampler", iter([0, 1])),
+        ("sampler", 5),
+        ("batch_sampler", iter([[0, 1]])),
+        ("pin_memory", True),
+        ("prefetch_factor", 2),
+        ("persistent_workers", True),
+        ("multiprocessing_context", "spawn"),
+        ("generator", None),
     ],
 )
 def test_arguments_are_refused_by_name_and_value(name, value):
@@ -68,9 +93,38 @@ def test_an_unknown_order_lists_the_known_ones():
         DataLoader(Range(3), order="random")
 
 
-def test_samplers_say_that_they_are_not_supported_yet():
-    with pytest.raises(ConfigError, match=r"sampler=.* not supported yet"):
-        DataLoader(Range(3), sampler=iter([1]))
+def test_an_argument_that_nobody_has_is_pythons_own_error():
+    with pytest.raises(TypeError, match="num_worker"):
+        DataLoader(Range(3), num_worker=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"sampler": [0], "shuffle": True}, ["sampler", "shuffle"]),
+        ({"batch_sampler": [[0]], "batch_size": 2}, ["batch_sampler", "batch_size"]),
+        ({"batch_sampler": [[0]], "shuffle": True}, ["batch_sampler", "shuffle"]),
+        ({"batch_sampler": [[0]], "sampler": [0]}, ["batch_sampler", "sampler"]),
+        ({"batch_sampler": [[0]], "drop_last": True}, ["batch_sampler", "drop_last"]),
+        ({"batch_size": None, "drop_last": True}, ["batch_size=None", "drop_last"]),
+        ({"num_workers": 100, "items_in_parallel": 100}, ["num_workers", "items_in_parallel"]),
+        ({"worker_mode": "native"}, ["worker_mode", "Range"]),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused_together(options, names):
+    with pytest.raises(ConfigError) as caught:
+        DataLoader(Range(3), **options)
+    assert all(name in str(caught.value) for name in names)
+
+
+@pytest.mark.parametrize("option", [{"shuffle": True}, {"sampler": [0]}, {"batch_sampler": [[0]]}])
+def test_an_iterable_dataset_decides_its_own_order(option):
+    with pytest.raises(ConfigError, match=f"{next(iter(option))}.*iterable dataset"):
+        DataLoader(Stream(), **option)
+
+
+def test_a_time_out_of_zero_is_none_as_in_pytorch():
+    assert DataLoader(Range(3), timeout=0).timeout is None
 
 
 def test_numpy_integers_are_integers():
@@ -79,25 +133,8 @@ def test_numpy_integers_are_integers():
     assert outcomes(iter(loader)) == [[0, 1], [2, 3], [4, 5]]
 
 
-class Stream:
-    def __iter__(self):
-        return iter(range(5))
-
-    def __len__(self):
-        return 5
-
-
-class IterableDataset(Range):
-    """As torch's: has __getitem__, and isn't map-style all the same."""
-
-
-class Lanes(Range):
-    async def __getitem__(self, index):
-        return index
-
-
-@pytest.mark.parametrize("dataset", [5, None, Stream(), object(), Lanes(5), IterableDataset(5)])
-def test_what_is_no_map_style_dataset_is_refused_at_construction(dataset):
+@pytest.mark.parametrize("dataset", [5, None, object(), iter([1]), (n for n in range(3))])
+def test_what_is_no_dataset_is_refused_at_construction(dataset):
     with pytest.raises(ConfigError, match="dataset="):
         DataLoader(dataset)
 
