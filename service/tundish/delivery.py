@@ -47,15 +47,16 @@ class Delivery:
         self.feed = feed
         self._session = session
         seed = _adopted_seed(stream.fingerprint, loader)
-        own = _own(batch_size=stream.batch_size, seed=seed)
-        fingerprint = loader._fingerprint(stream.world_size, **own)
+        size = stream.batch_size
+        fingerprint = loader._fingerprint(stream.world_size, size, seed)
         compare(stream.fingerprint, fingerprint)
-        plan = loader._plan(stream.epoch, stream.rank, stream.world_size, stream.uneven, **own)
+        shard = (stream.rank, stream.world_size, stream.uneven)
+        plan = loader._plan(stream.epoch, *shard, batch_size=size, seed=seed)
         exact = isinstance(plan, Plan)
         _settle_start(stream, plan.batches if exact else None, loader, fingerprint)
         self.total = None if plan.batches is None else max(0, plan.batches - stream.start)
         self._due = self.total if exact else None  # a len() may promise what it doesn't keep
-        self._skips = getattr(loader, "on_error", "raise") == "skip"
+        self._skips = loader.on_error == "skip"
         self._plan = plan
         self.over = False
         self._again = False
@@ -66,12 +67,12 @@ class Delivery:
         try:
             self.run = loader._open(
                 stream.epoch,
+                plan=plan,
                 start=stream.start,
                 arena=session.arena,
                 waker=session.pump.waker,
                 token=self._token,
-                plan=plan,
-                **_own(seed=seed),
+                seed=seed,
             )
         except BaseException:
             session.pump.unregister(self._token)
@@ -134,7 +135,7 @@ class Delivery:
     def _send(self, cell: Any) -> None:
         conn, stream = self._session.conn, self.stream
         if type(cell) is Batch:
-            samples = (cell.nbytes - cell.samples_offset) // 8
+            samples = cell.count
             skipped = cell.skipped if self._skips else ()
             try:
                 self._session.send_batch(stream, cell, samples, skipped)
@@ -230,14 +231,10 @@ class Delivery:
         }
 
 
-def _own(**values: Any) -> dict[str, Any]:
-    """What this stream has of its own, apart from its feed."""
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def _adopted_seed(theirs: dict[str, Any] | None, loader: DataLoader) -> int | None:
     """The seed that a returning client brings to a feed that drew its own; None elsewhere."""
-    if not theirs or "seed" not in theirs or loader._lasting_order:
+    drawn = getattr(loader, "_seed_drawn", not (loader._lasting_order and loader.shuffle))
+    if not theirs or "seed" not in theirs or not drawn:
         return None
     return integer("seed", theirs["seed"], 0, 2**64 - 1)
 

@@ -83,7 +83,7 @@ class Server:
         self.socket = self._listener.path
         self.loop.add_reader(self._listener.sock.fileno(), self._accept)
         for name, loader in feeds.items():
-            if not loader._lasting_order:
+            if loader.shuffle and not loader._lasting_order:
                 _log.warning(
                     "feed %r shuffles by a drawn seed, %d: after a restart its positions stand for "
                     "other samples, unless a client brings the seed by resume(state); give seed= "
