@@ -127,7 +127,16 @@ def _commands(text: str) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "docs/guide.md",
+        "docs/loader.md",
+        "docs/datasets.md",
+        "docs/collate.md",
+    ],
+)
 def test_every_block_of_the_page_does_what_it_says(page):
     shell = Shell()
     try:
