@@ -354,6 +354,13 @@ def test_threads_encode_side_by_side():
     assert failures == []
 
 
+def test_big_endian_fields_of_a_structured_scalar_keep_their_values():
+    scalar = np.array([(1, 2.5, (3, 4))], [("a", ">i2"), ("b", ">f8"), ("c", ">u4", (2,))])[0]
+    got = round_trip({"s": scalar})["s"]
+    assert got.dtype == np.dtype([("a", "<i2"), ("b", "<f8"), ("c", "<u4", (2,))])
+    assert (got["a"], got["b"], got["c"].tolist()) == (1, 2.5, [3, 4])
+
+
 def test_big_endian_subarrays_of_a_structure_keep_their_values():
     # numpy calls this dtype native, although its subarray isn't.
     array = np.zeros(3, [("a", "u1"), ("b", ">f8", (2,))])

@@ -247,7 +247,7 @@ class _Encoder:
             _refuse(value)
         if array.dtype.names is not None:
             # As in a body: the holes of a structure carry no data.
-            clean = np.zeros((), array.dtype)
+            clean = np.zeros((), native(array.dtype))
             np.copyto(clean, array)
             array = clean
         return self.pack([dtype_to_wire(array.dtype), array.tobytes()])
