@@ -29,9 +29,7 @@ def resume_options(
     if not isinstance(state, Mapping):
         raise ConfigError(f"state must be what state_dict() returned, got {state!r:.100}")
     epoch, batch = (_number(state, name) for name in ("epoch", "batch"))
-    fingerprint = state.get("fingerprint") or {}
-    if not isinstance(fingerprint, Mapping):
-        raise ConfigError(f"state['fingerprint'] must be a dict, got {fingerprint!r:.100}")
+    fingerprint = _fingerprint(state)
     held = check_int("state['world_size']", state.get("world_size", 1), 1)
     world = held if world_size is None else check_int("world_size", world_size, 1)
     return EpochOptions(
@@ -42,7 +40,7 @@ def resume_options(
         world_size=world,
         uneven=state.get("uneven", "pad") if uneven is None else uneven,
         batch_size=_batch_size(state, fingerprint, held, world),
-        fingerprint=dict(fingerprint) or None,
+        fingerprint=fingerprint or None,
         prefetch=prefetch,
         copy=copy,
     )
@@ -55,6 +53,19 @@ def _number(state: Mapping[str, Any], name: str) -> int:
             f"in {dict(state)!r:.200}"
         )
     return check_int(f"state[{name!r}]", state[name], 0)
+
+
+def _fingerprint(state: Mapping[str, Any]) -> dict[str, Any]:
+    fingerprint = state.get("fingerprint") or {}
+    if not isinstance(fingerprint, Mapping):
+        raise ConfigError(f"state['fingerprint'] must be a dict, got {fingerprint!r:.100}")
+    for name, value in fingerprint.items():
+        plain = value is None or isinstance(value, bool | str | float)
+        if not plain and not (isinstance(value, int) and -(2**63) <= value < 2**64):
+            raise ConfigError(
+                f"state['fingerprint'][{name!r}] is {value!r:.100}, which no state_dict() returned"
+            )
+    return dict(fingerprint)
 
 
 def _rank(state: Mapping[str, Any], rank: int | None, held: int, world: int) -> int:

@@ -118,6 +118,12 @@ REFUSED = {
     "an epoch of str": ({**STATE, "epoch": "3"}, {}, ["epoch", "'3'"]),
     "a negative batch": ({**STATE, "batch": -2}, {}, ["batch", "-2"]),
     "a fingerprint of list": ({**STATE, "fingerprint": [1]}, {}, ["fingerprint", "[1]"]),
+    "a seed beyond 64 bits": (
+        {**STATE, "fingerprint": {**PRINT, "seed": 2**64}}, {}, ["seed", str(2**64)],
+    ),
+    "a fingerprint of objects": (
+        {**STATE, "fingerprint": {"samples": {1}}}, {}, ["fingerprint", "samples", "{1}"],
+    ),
     "a rank of float": ({**STATE, "rank": 1.5}, {}, ["rank", "1.5"]),
     "a world of 0": ({**STATE, "world_size": 0}, {}, ["world_size", "0"]),
     "a feed of int": ({**STATE, "feed": 3}, {}, ["feed", "3"]),
