@@ -167,7 +167,7 @@ class Server:
 
     def describe(self) -> list[dict[str, Any]]:
         """The feeds, as in the FEEDS message."""
-        return [{"feed": name, **loader._describe()} for name, loader in self.feeds.items()]
+        return [{"feed": name, **_described(loader)} for name, loader in self.feeds.items()]
 
     def stats(self) -> dict[str, Any]:
         """Counters of the moment: streams, runs, feeds, memory (bytes), slots, connections."""
@@ -217,6 +217,14 @@ class Server:
         deadline = self.loop.time() + _HANG_UP
         while self._quarantine and self.loop.time() < deadline:  # noqa: ASYNC110 - twenty times at most
             await asyncio.sleep(0.005)
+
+
+def _described(loader: DataLoader) -> dict[str, Any]:
+    try:
+        return loader._describe()
+    except Exception as error:
+        # The length of a dataset that can't tell it is no reason to keep quiet about the others.
+        return {"samples": None, "batches": None, "error": f"{type(error).__name__}: {error}"}
 
 
 class serve:  # noqa: N801 - reads like a function: `async with serve(...)`

@@ -439,8 +439,12 @@ def test_b12_a_length_that_cannot_be_read_is_an_error_at_the_start(
 ):
     with pytest.raises(kind):
         loaders[f"b12-{name}-{workers}"].epoch(0)
-    with Client(service.socket) as client, pytest.raises(kind):
-        next(client.epoch(0, feed=f"b12-{name}-{workers}"))
+    with Client(service.socket) as client:
+        with pytest.raises(kind):
+            next(client.epoch(0, feed=f"b12-{name}-{workers}"))
+        # Whoever asks what there is learns of it too, and of all the others.
+        assert kind.__name__ in client.info(f"b12-{name}-{workers}")["error"]
+        assert client.info("list-1")["batches"] == 1
 
 
 def test_b13_order_and_head_of_line(service, loaders):
