@@ -46,7 +46,7 @@ class TestFeeds:
         with pytest.raises(ConfigError):
             serve(wrong)
 
-    async def test_a_dataset_whose_len_raises_fails_that_request_only(self, path):
+    async def test_a_dataset_whose_len_raises_is_told_and_harms_no_other(self, path):
         class Broken:
             ok = True
 
@@ -59,14 +59,17 @@ class TestFeeds:
                 return i
 
         data = Broken()
-        async with serve(DataLoader(data), socket=path), AsyncClient(path) as client:
+        loaders = {"broken": DataLoader(data), "good": arrays()}
+        async with serve(loaders, socket=path), AsyncClient(path) as client:
             data.ok = False
+            broken, good = await client.feeds()
+            assert (broken["samples"], broken["batches"]) == (None, None)
+            assert "OSError: [Errno 5] disk gone" in broken["error"]
+            assert (good["samples"], "error" in good) == (100, False)
             with pytest.raises(OSError, match="disk gone"):
-                await client.feeds()
-            with pytest.raises(OSError, match="disk gone"):
-                await anext(client.epoch(0))
+                await anext(client.epoch(0, feed="broken"))
             data.ok = True
-            assert len([b async for b in client.epoch(0)]) == 4
+            assert len([b async for b in client.epoch(0, feed="broken")]) == 4
 
     async def test_a_len_that_exits_does_not_end_the_server(self, path):
         class Exits:
