@@ -56,6 +56,9 @@ lint: build type ## ruff, rustfmt, clippy and the types; any warning fails
 	$(say) "lint: rustfmt and clippy"
 	@cargo fmt --manifest-path $(RUST) --all --check
 	@cargo clippy --manifest-path $(RUST) --workspace --all-targets --locked -q -- -D warnings
+	$(say) "lint: the core compiles for a free-threaded CPython too"
+	@PYO3_CONFIG_FILE=$(abspath rustcore/pyext/free-threaded.cfg) CARGO_TARGET_DIR=rustcore/target/free-threaded \
+		cargo check --manifest-path $(RUST) -p tundish-pyext --locked -q
 
 type: build ## mypy --strict over both packages
 	$(say) "type: mypy"
