@@ -233,8 +233,7 @@ class Delivery:
 
 def _adopted_seed(theirs: dict[str, Any] | None, loader: DataLoader) -> int | None:
     """The seed that a returning client brings to a feed that drew its own; None elsewhere."""
-    drawn = getattr(loader, "_seed_drawn", not (loader._lasting_order and loader.shuffle))
-    if not theirs or "seed" not in theirs or not drawn:
+    if not theirs or "seed" not in theirs or not loader._seed_drawn:
         return None
     return integer("seed", theirs["seed"], 0, 2**64 - 1)
 

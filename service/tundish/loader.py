@@ -165,6 +165,7 @@ class DataLoader(Positioned):
                 on_error=self.on_error,
             )
         )
+        self._seed_drawn = seed is None
         self._lasting_order = seed is not None or not self.shuffle
         self._frozen = True
 

@@ -40,7 +40,7 @@ class Positioned:
 
     seed: int
     _planning: Planning
-    _lasting_order: bool
+    _seed_drawn: bool
     _in_order: bool
     _next_epoch: int = 0
     _place: Place | None = None
@@ -119,7 +119,7 @@ class Positioned:
     def _read(self, state: Mapping[str, Any], **shard: Any) -> Any:
         asked = resume_options(state, feed=None, prefetch=1, copy=False, **shard)
         seed = (asked.fingerprint or {}).get("seed")
-        if not self._lasting_order and seed is not None:
+        if self._seed_drawn and seed is not None:
             # This loader's own was drawn: it takes on that of the position.
             self._planning.seed = integer("seed", seed, 0, 2**64 - 1)
             object.__setattr__(self, "seed", self._planning.seed)

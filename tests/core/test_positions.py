@@ -153,6 +153,14 @@ def test_a_drawn_seed_is_taken_on_with_the_position():
     assert rows(second) == rows(stream)
 
 
+def test_an_order_without_a_seed_goes_on_without_one():
+    stream = DataLoader(Range(6), 2).epoch(0)
+    next(stream)
+    other = DataLoader(Range(6), 2)
+    other.load_state_dict(saved(stream))
+    assert rows(other) == [[2, 3], [4, 5]]
+
+
 def test_batches_as_they_are_ready_have_no_position():
     loader = shuffled(in_order=False)
     with pytest.raises(ConfigError, match="in_order=False"):
