@@ -1,7 +1,9 @@
 """The other side: PyTorch's and dataloader-rs' loaders, and what both sides are compared over."""
 
 import itertools
+import multiprocessing
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,10 +11,17 @@ from torch.utils import data as torch_data
 
 import tundish
 
+#: Where `helpers` and `parity` are, for processes that tests start.
+TESTS = Path(__file__).parents[1]
 #: Small ones, one that needs more than 32 bits (torch takes the low half), and the largest.
 SEEDS = (0, 7, 2**32 + 7, 2**63, 2**64 - 1)
 #: Around torch's blocks of 32 and its generator's 624 words.
 SIZES = (1, 2, 3, 10, 31, 33, 100, 624, 1000)
+
+#: Where torch's worker processes come from: a server process without threads. A fork of this one,
+#: whose threads may hold any lock just then, hangs at times.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["pytest", "torch.utils.data", "tundish.loader", "uvloop"])
 
 
 def generator(seed: int) -> torch.Generator:
@@ -24,6 +33,8 @@ def theirs(dataset: Any, batch_size: int | None = 1, **options: Any) -> torch_da
     """torch's DataLoader; batches are the lists of their samples unless `options` say more."""
     if batch_size is not None:
         options.setdefault("collate_fn", list)
+    if options.get("num_workers"):
+        options["multiprocessing_context"] = PROCESSES
     return torch_data.DataLoader(dataset, batch_size, **options)
 
 

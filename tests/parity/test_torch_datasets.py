@@ -9,6 +9,7 @@ from torch.utils import data as torch_data
 
 import tundish
 from parity.peers import flat, generator, ours, passes, theirs
+from parity.samples import Numbers, Sized
 from parity.values import assert_same
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
@@ -25,22 +26,6 @@ class Items(torch_data.Dataset):
 
     def __getitem__(self, index):
         return {"x": torch.full((2, 3), index), "name": f"s{index}", "y": index / 2}
-
-
-class Counter(torch_data.IterableDataset):
-    """`n` samples from `first` on, with or without a length."""
-
-    def __init__(self, first, n):
-        self.first = first
-        self.n = n
-
-    def __iter__(self):
-        return iter(range(self.first, self.first + self.n))
-
-
-class Sized(Counter):
-    def __len__(self):
-        return self.n
 
 
 def tensors(n):
@@ -65,25 +50,26 @@ MAPS = {
 }
 
 STREAMS = {
-    "IterableDataset": Counter(0, 11),
+    "IterableDataset": Numbers(0, 11),
     "IterableDataset with a length": Sized(0, 11),
-    "IterableDataset of full batches": Counter(0, 9),
-    "IterableDataset of nothing": Counter(0, 0),
-    "ChainDataset": torch_data.ChainDataset([Counter(0, 4), Counter(10, 0), Counter(20, 5)]),
-    "ChainDataset by +": Counter(0, 4) + Counter(10, 3),
+    "IterableDataset of full batches": Numbers(0, 9),
+    "IterableDataset of nothing": Numbers(0, 0),
+    "ChainDataset": torch_data.ChainDataset([Numbers(0, 4), Numbers(10, 0), Numbers(20, 5)]),
+    "ChainDataset by +": Numbers(0, 4) + Numbers(10, 3),
 }
 
 
-def assert_same_batches(mine, other):
+def assert_same_batches(mine, other, *, unbatched=False):
     mine, other = list(mine), list(other)
     assert len(mine) == len(other)
     for left, right in zip(mine, other, strict=True):
-        assert_same(left, right)
+        assert_same(left, right, unbatched=unbatched)
 
 
 @WORKERS
 @EACH_CUT
 @pytest.mark.parametrize("name", MAPS)
+@pytest.mark.filterwarnings("ignore:drop_last=True leaves no batch:UserWarning")
 def test_a_map_style_dataset(name, batch_size, drop_last, workers):
     cut = {"batch_size": batch_size, "drop_last": drop_last}
     for options in ({}, {"shuffle": True}):
@@ -93,7 +79,7 @@ def test_a_map_style_dataset(name, batch_size, drop_last, workers):
         )
         assert len(mine) == len(other)
         for _ in range(2):
-            assert_same_batches(mine, other)
+            assert_same_batches(mine, other, unbatched=batch_size is None)
 
 
 @WORKERS
@@ -115,10 +101,7 @@ def test_an_iterable_dataset(name, batch_size, drop_last, workers):
         assert len(mine) == length
 
 
-@pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning",
-    "ignore:Length of IterableDataset:UserWarning",
-)
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")
 def test_workers_repeat_an_iterable_dataset_there_and_not_here():
     other = flat(theirs(Sized(0, 5), 2, num_workers=2))
     assert sorted(other) == sorted([*range(5), *range(5)])
@@ -128,9 +111,9 @@ def test_workers_repeat_an_iterable_dataset_there_and_not_here():
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": [0]}, {"batch_sampler": [[0]]}])
 def test_an_order_for_an_iterable_dataset_is_refused_by_both(options):
     with pytest.raises(ValueError, match=next(iter(options))):
-        theirs(Counter(0, 5), **options)
+        theirs(Numbers(0, 5), **options)
     with pytest.raises(tundish.ConfigError, match=next(iter(options))):
-        ours(Counter(0, 5), **options)
+        ours(Numbers(0, 5), **options)
 
 
 # -- views: ours beside torch's ----------------------------------------------------------------
@@ -155,7 +138,7 @@ def test_our_views_have_the_same_samples():
 
 
 def test_our_chain_has_the_same_samples():
-    parts = [Counter(0, 4), Counter(10, 0), Counter(20, 5)]
+    parts = [Numbers(0, 4), Numbers(10, 0), Numbers(20, 5)]
     assert list(tundish.ChainDataset(parts)) == list(torch_data.ChainDataset(parts))
 
 
@@ -176,10 +159,13 @@ def test_datasets_of_one_length_only_in_a_stack():
             module.StackDataset()
 
 
-def test_a_negative_index_of_a_concat_counts_from_the_end_there_and_is_an_error_here():
-    assert torch_data.ConcatDataset([[1, 2], [3]])[-1] == 3
-    with pytest.raises(IndexError, match="-1"):
-        tundish.ConcatDataset([[1, 2], [3]])[-1]
+@pytest.mark.parametrize("module", [torch_data, tundish])
+def test_a_negative_index_counts_from_the_end_in_both(module):
+    both = module.ConcatDataset([[1, 2], [3]])
+    assert (both[-1], both[-3]) == (3, 1)
+    for index in (3, -4):
+        with pytest.raises((IndexError, ValueError)):
+            both[index]
 
 
 # -- samplers of torch's, and anything else that yields indices ---------------------------------

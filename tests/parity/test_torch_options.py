@@ -1,7 +1,5 @@
 """The arguments, attributes and iterators of torch's DataLoader: the same in both."""
 
-import multiprocessing
-import os
 import pickle
 import threading
 
@@ -12,13 +10,12 @@ from torch.utils import data as torch_data
 import tundish
 from helpers.datasets import Range, Slow
 from helpers.timing import MS
-from parity.peers import flat, generator, ours, passes, theirs
+from parity.peers import PROCESSES, flat, generator, ours, passes, theirs
+from parity.samples import Counted, Informed, Noted
 
-FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 BOTH = pytest.mark.parametrize("make", [theirs, ours], ids=["torch", "tundish"])
 
 
-@FORKS
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("n", "batch_size"), [(10, 4), (34, 16), (5, 8), (12, 3)])
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -30,10 +27,9 @@ def test_the_same_batches_for_any_number_of_workers(n, batch_size, shuffle, work
     assert len(mine) == len(other)
 
 
-@FORKS
 @BOTH
 def test_out_of_order_gives_every_batch_once(make):
-    dataset = Slow(24, {0: 100 * MS})
+    dataset = Slow(24, {0: 500 * MS})
     loader = make(dataset, 2, num_workers=2, in_order=False)
     for _ in range(2):
         found = list(loader)
@@ -41,13 +37,10 @@ def test_out_of_order_gives_every_batch_once(make):
         assert found[0] != [0, 1]
 
 
-@FORKS
 @BOTH
 def test_worker_init_is_called_once_for_each_worker_with_its_number(make):
-    calls = multiprocessing.SimpleQueue()
-    loader = make(
-        Range(40), 2, num_workers=2, worker_init_fn=lambda worker: calls.put((os.getpid(), worker))
-    )
+    calls = PROCESSES.SimpleQueue()
+    loader = make(Slow(40, 2 * MS), 2, num_workers=2, worker_init_fn=Noted(calls))
     assert flat(loader) == list(range(40))
     found = []
     while not calls.empty():
@@ -58,28 +51,11 @@ def test_worker_init_is_called_once_for_each_worker_with_its_number(make):
 
 def test_workers_live_on_between_epochs_as_persistent_ones_do():
     calls = []
-    loader = ours(Range(40), 2, num_workers=2, worker_init_fn=calls.append)
+    loader = ours(Slow(40, 2 * MS), 2, num_workers=2, worker_init_fn=calls.append)
     passes(loader, 3)
     assert sorted(calls) == [0, 1]
 
 
-class Informed:
-    """Samples that tell who makes them, by the function that the loader's package has."""
-
-    def __init__(self, ask):
-        self.ask = ask
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        info = self.ask()
-        return (
-            None if info is None else (info.id, info.num_workers, info.seed, info.dataset is self)
-        )
-
-
-@FORKS
 @pytest.mark.parametrize(
     ("make", "ask"),
     [(theirs, torch_data.get_worker_info), (ours, tundish.get_worker_info)],
@@ -187,23 +163,15 @@ def test_iterators_are_not_pickled(make):
         pickle.dumps(iter(make(Range(5), 2)))
 
 
-@FORKS
 def test_no_more_than_the_window_is_made_ahead():
     # torch: prefetch_factor * num_workers batches are asked for. Ours: num_workers + prefetch.
-    counted = multiprocessing.Value("i", 0)
-
-    class Counted(Range):
-        def __getitem__(self, index):
-            with counted.get_lock():
-                counted.value += 1
-            return index
-
+    counted = PROCESSES.Value("i", 0)
     for make, options, window in (
         (theirs, {"prefetch_factor": 3}, 6),
         (ours, {"prefetch": 4}, 6),
     ):
         counted.value = 0
-        iterator = iter(make(Counted(1000), 1, num_workers=2, **options))
+        iterator = iter(make(Counted(1000, counted), 1, num_workers=2, **options))
         next(iterator)
         threading.Event().wait(200 * MS)
         assert counted.value <= window + 1

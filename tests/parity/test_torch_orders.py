@@ -10,8 +10,6 @@ from parity.peers import SEEDS, SIZES, assert_same_passes, flat, generator, ours
 
 EACH_SEED = pytest.mark.parametrize("seed", SEEDS)
 EACH_SIZE = pytest.mark.parametrize("n", SIZES)
-#: Workers of torch's are forked from a process that has threads; Python 3.12 and later warn.
-FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
 def cuts(n):
@@ -53,7 +51,6 @@ def test_without_shuffle_the_order_is_the_datasets(n, seed, order):
         assert_same_passes(ours(range(n), seed=seed, order=order, **cut), expected)
 
 
-@FORKS
 @pytest.mark.parametrize(
     ("persistent", "drawn", "order"),
     [

@@ -10,7 +10,6 @@ import tundish
 from parity.peers import SEEDS, assert_same_passes, generator, ours, passes, theirs
 
 EACH_SEED = pytest.mark.parametrize("seed", SEEDS)
-FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 #: Who draws from which generator: the order's name, options of torch's sampler and of its loader.
 SHARINGS = {
@@ -115,7 +114,6 @@ def test_a_sampler_in_a_loader(name, seed, order):
         assert_same_passes(loader, expected)
 
 
-@FORKS
 @pytest.mark.parametrize("order", ["torch:persistent", "torch:default:persistent"])
 @pytest.mark.parametrize(
     "name",
