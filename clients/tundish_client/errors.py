@@ -44,7 +44,7 @@ class ConnectionLost(TundishError, ConnectionError):
 
     Attributes:
         position: Where to resume: an object with `.epoch` and `.batch` (the batch that would
-            have come next), or None when no stream was open.
+            have come next), or None when no stream was open, or one out of order.
     """
 
     def __init__(self, message: str = "connection lost", position: object = None) -> None:
