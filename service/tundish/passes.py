@@ -102,11 +102,13 @@ class Got:
                 raise Cancelled
             if len(values) < self._wanted:
                 self.torn = len(values)
-            before = len(values)
-            self._wanted = min(count, before + self._stride)
-            began = time.monotonic()
+            before, began = len(values), time.monotonic()
+            wanted = min(count, before + self._stride)
+            some = islice(stream, wanted - before)
             try:
-                values.extend(islice(stream, self._wanted - before))
+                # Nothing is called between these two, so no handler runs between them either.
+                self._wanted = wanted
+                values.extend(some)
             except BaseException as error:
                 if _from_signal(error):
                     raise
@@ -161,7 +163,7 @@ class Pass:
     Not for use by two threads at once.
     """
 
-    __slots__ = ("__weakref__", "_begun", "_epoch", "_iterable", "_iterator", "_stream", "what")
+    __slots__ = ("__weakref__", "_epoch", "_iterable", "_iterator", "_stream", "what")
 
     def __init__(self, iterable: Any, what: str, epoch: int) -> None:
         self.what = what
@@ -169,7 +171,6 @@ class Pass:
         self._epoch = epoch
         self._iterator: Any = None
         self._stream: Iterator[Any] = iter((END,))
-        self._begun = False
 
     def fill(
         self, got: Got, count: int, place: tuple[int, int], cancelled: Callable[[], bool]
@@ -186,16 +187,16 @@ class Pass:
             Cancelled: `cancelled` says so.
             BaseException: what a signal handler raised. Call again to read on.
         """
+        if got.ended or len(got.values) >= count:
+            return
         batch, first = place
 
         def settled(error: BaseException, at: int) -> BaseException:
             return self._settled(error, f"{self.what}, yield {first + at}", batch)
 
-        if not self._begun:
-            if not got.values:
-                self._begin(got, settled, batch, cancelled)
-            self._begun = True
-        if self._iterator is not None and not self._owned() and not got.ended:
+        if first == 0 and not got.values:
+            self._begin(got, settled, batch, cancelled)
+        if self._iterator is not None and not self._owned():
             self._lose(got, batch)
         got.pull(self._stream, count, cancelled, settled)
 
@@ -259,6 +260,8 @@ class Pass:
         try:
             settle(error, where, cast("Task", _Place(batch, self._epoch)), elsewhere=True)
         except BaseException as own:
+            if own is not error and _from_signal(own):
+                raise
             return BaseException.with_traceback(own, trace if own is error else None)
 
 

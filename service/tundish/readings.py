@@ -153,7 +153,9 @@ class Reading:
             self._load(self._at, cancelled)
             if self._over is not None or self._at.batch == batch:
                 break
-            self._at = self._following(self._at)
+            done, self._at = self._at, self._following(self._at)
+            # The frames of an error that it holds lead back to it.
+            done.got.values.clear()
         over = self._over
         if over is None or batch < over.batches:
             return self._noted(self._at)
