@@ -60,7 +60,17 @@ class Pool:
 
 @final
 class Plan:
-    """Which samples are in which batch; see `docs/order.md`. ValueError on bad arguments."""
+    """Which samples are in which batch; see `docs/order.md`. ValueError on bad arguments.
+
+    Args:
+        samples: number of samples of the dataset; ignored with a `sampling`.
+        order: `sequential`, `stable`, `torch`, `torch:default`, `torch:persistent`,
+            `torch:default:persistent`, `torch:distributed`, `burn`, `burn:workers=N` (1 to
+            1024), `dataloader-rs`. With a `sampling`: `stable`, `torch` (the sampler has a
+            generator of its own), `torch:shared` (the DataLoader has the same one),
+            `torch:persistent`, `torch:default`, `torch:default:persistent`.
+        sampling: what a sampler draws in an epoch, instead of every sample once.
+    """
 
     def __new__(
         cls,
@@ -73,6 +83,7 @@ class Plan:
         rank: int = 0,
         world_size: int = 1,
         uneven: str = "pad",
+        sampling: Sampling | None = None,
     ) -> Plan: ...
     @property
     def batches(self) -> int: ...
@@ -88,6 +99,42 @@ class Plan:
         """The order with its version, such as `stable/1`."""
     def indices(self, batch: int) -> list[int]:
         """The samples of a batch. May build the order first; Ctrl-C works meanwhile."""
+
+@final
+class Sampling:
+    """What a sampler draws in an epoch, whatever the order, the seed and the epoch: frozen.
+
+    ValueError on bad arguments. Buffers are one-dimensional and copied; Ctrl-C works
+    meanwhile. Equal if everything in them is.
+    """
+
+    @staticmethod
+    def random(samples: int, num_samples: int, replacement: bool) -> Sampling:
+        """`num_samples` (1 or more) of so many samples, all equally likely.
+
+        Without replacement no sample comes again before all have come.
+        """
+    @staticmethod
+    def weighted(weights: Buffer, num_samples: int, replacement: bool) -> Sampling:
+        """`num_samples` samples, each as likely as its weight (float64) says.
+
+        At most 2**24 weights, finite and 0 or more, with a sum above 0; without replacement
+        at most as many samples as there are weights above 0.
+        """
+    @staticmethod
+    def subset(indices: Buffer) -> Sampling:
+        """These indices (int64, 0 or more), shuffled anew in each epoch."""
+    @staticmethod
+    def fixed(indices: Buffer) -> Sampling:
+        """These indices (int64, 0 or more) in this order, in each epoch; any order will do."""
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits of everything in it, for fingerprints."""
+    def __len__(self) -> int:
+        """Positions of an epoch."""
+    def __hash__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
 
 @final
 class ArraySource:

@@ -18,7 +18,7 @@
 //!
 //! let spec = PlanSpec {
 //!     samples: 5, order: Order::Sequential, seed: 0, epoch: 0, batch_size: 2,
-//!     drop_last: false, rank: 0, world_size: 1, uneven: Uneven::Pad,
+//!     drop_last: false, rank: 0, world_size: 1, uneven: Uneven::Pad, sampling: None,
 //! };
 //! let plan = Arc::new(Plan::new(spec).unwrap());
 //! let options = RunOptions {
@@ -67,7 +67,7 @@ pub use cancel::Cancel;
 pub use cell::{Batch, Cell, Failure, Options as RunOptions, Supply};
 pub use error::{Error, Foreign};
 pub use fan::Fan;
-pub use order::{Order, Permutation, PlanError};
+pub use order::{Order, OrderSpec, Permutation, PlanError, Sampling};
 pub use plan::{Plan, PlanSpec, Uneven};
 pub use pool::{Bell, Job, MOST_LOST, Pool, ThreadMain, Work, Worker};
 pub use reader::{Portion, Reader};

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use crate::cancel::Cancel;
-use crate::order::{Order, POLL_EVERY, PlanError, SharedPermutation};
-use crate::order::{check, check_samples};
+use crate::order::{Order, OrderSpec, POLL_EVERY, PlanError, Sampling, SharedPermutation, check};
 
 /// What happens when the samples do not divide evenly among the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -56,11 +55,11 @@ impl std::str::FromStr for Uneven {
 /// Everything that decides which samples stand in which batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanSpec {
-    /// Number of samples of the dataset, at most 2^63 - 1.
+    /// Number of samples of the dataset, at most 2^63 - 1; ignored with a sampling.
     pub samples: u64,
     /// The order of the epoch.
     pub order: Order,
-    /// The seed; orders other than `stable` use its low 32 bits.
+    /// The seed; the torch orders use its low 32 bits.
     pub seed: u64,
     /// The epoch's number.
     pub epoch: u64,
@@ -74,6 +73,22 @@ pub struct PlanSpec {
     pub world_size: u64,
     /// What happens to samples that do not divide evenly.
     pub uneven: Uneven,
+    /// What a sampler draws in the epoch, instead of every sample once.
+    pub sampling: Option<Arc<Sampling>>,
+}
+
+impl PlanSpec {
+    /// What the order of the epoch is a function of.
+    fn order_spec(&self) -> OrderSpec {
+        OrderSpec {
+            order: self.order,
+            samples: self.samples,
+            seed: self.seed,
+            epoch: self.epoch,
+            global_batch: self.batch_size.saturating_mul(self.world_size),
+            sampling: self.sampling.clone(),
+        }
+    }
 }
 
 /// One rank's epoch as batches of sample indices, computed when asked for.
@@ -97,6 +112,7 @@ pub struct PlanSpec {
 ///     rank: 0,
 ///     world_size: 1,
 ///     uneven: Uneven::Pad,
+///     sampling: None,
 /// })?;
 /// let mut indices = Vec::new();
 /// plan.indices(2, &Cancel::new(), &mut indices)?;
@@ -107,6 +123,8 @@ pub struct PlanSpec {
 pub struct Plan {
     spec: PlanSpec,
     permutation: Arc<SharedPermutation>,
+    /// Positions of the whole epoch.
+    positions: u64,
     /// This rank's samples before `drop_last`.
     shard: u64,
 }
@@ -117,17 +135,17 @@ impl Plan {
     /// # Errors
     ///
     /// [`PlanError::Invalid`] for a batch size of 0, a world size of 0 or of
-    /// 2^32 and more, a rank outside of the world, or more samples than the
-    /// order can hold.
+    /// 2^32 and more, a rank outside of the world, more samples than the
+    /// order can hold, or an order that the sampling cannot have.
     pub fn new(spec: PlanSpec) -> Result<Self, PlanError> {
-        validate(&spec)?;
-        let permutation = SharedPermutation::of(spec.order, spec.samples, spec.seed, spec.epoch);
+        let order = validate(&spec)?;
+        let positions = order.positions();
         let shard = match spec.uneven {
-            Uneven::Pad => spec.samples.div_ceil(spec.world_size),
-            Uneven::Drop => spec.samples / spec.world_size,
-            Uneven::Keep => own_share(&spec),
+            Uneven::Pad => positions.div_ceil(spec.world_size),
+            Uneven::Drop => positions / spec.world_size,
+            Uneven::Keep => own_share(&spec, positions),
         };
-        Ok(Self { spec, permutation, shard })
+        Ok(Self { spec, permutation: SharedPermutation::of(order), positions, shard })
     }
 
     /// The description this plan was made from.
@@ -144,22 +162,36 @@ impl Plan {
         }
     }
 
+    /// The number of positions of the whole epoch: the samples of the dataset, or what
+    /// the sampling draws.
+    pub fn positions(&self) -> u64 {
+        self.positions
+    }
+
+    /// About how many steps the first use takes before it has its indices: entries
+    /// built, and draws of earlier epochs walked over if none of them is remembered.
+    ///
+    /// A step takes some nanoseconds. 0 where every position is computed by itself.
+    pub fn work(&self) -> u64 {
+        self.permutation.work()
+    }
+
     /// The number of samples in this rank's batches, padding included.
     ///
-    /// `samples() - padded() + dropped()`, summed over all ranks, is the number
-    /// of samples of the dataset.
+    /// `samples() - padded() + dropped()`, summed over all ranks, is
+    /// [`Plan::positions`].
     pub fn samples(&self) -> u64 {
         if self.spec.drop_last { self.batches() * self.spec.batch_size } else { self.shard }
     }
 
     /// How many samples of this rank's batches repeat samples from the front.
     pub fn padded(&self) -> u64 {
-        self.samples().saturating_sub(own_share(&self.spec))
+        self.samples().saturating_sub(own_share(&self.spec, self.positions))
     }
 
     /// How many samples of this rank's share stand in none of its batches.
     pub fn dropped(&self) -> u64 {
-        own_share(&self.spec).saturating_sub(self.samples())
+        own_share(&self.spec, self.positions).saturating_sub(self.samples())
     }
 
     /// The number of samples in batch `batch`; 0 past the last one.
@@ -205,7 +237,7 @@ impl Plan {
             let reason = format!("no memory for a batch of {len} indices; use a smaller one");
             return Err(PlanError::invalid("batch_size", &self.spec.batch_size, reason));
         }
-        let permutation = self.permutation.get(cancel)?;
+        let mut permutation = self.permutation.get(cancel)?.reader();
         let first = batch * self.spec.batch_size;
         for place in first..first + len {
             if place % u64::from(POLL_EVERY) == 0 {
@@ -213,21 +245,20 @@ impl Plan {
             }
             let position = self.spec.rank + place * self.spec.world_size;
             // Past the end only when padding: the epoch starts over.
-            out.extend(permutation.get(position % self.spec.samples));
+            out.extend(permutation.get(position % self.positions));
         }
         Ok(())
     }
 }
 
 /// The samples that fall to this rank when none is padded or dropped.
-fn own_share(spec: &PlanSpec) -> u64 {
-    let extra = spec.rank < spec.samples % spec.world_size;
-    spec.samples / spec.world_size + u64::from(extra)
+fn own_share(spec: &PlanSpec, positions: u64) -> u64 {
+    let extra = spec.rank < positions % spec.world_size;
+    positions / spec.world_size + u64::from(extra)
 }
 
 /// Refuses what cannot be planned, naming the argument and the value.
-fn validate(spec: &PlanSpec) -> Result<(), PlanError> {
-    check_samples(spec.order, spec.samples)?;
+fn validate(spec: &PlanSpec) -> Result<OrderSpec, PlanError> {
     if spec.batch_size == 0 {
         return Err(PlanError::invalid("batch_size", &0, "must be at least 1"));
     }
@@ -239,5 +270,7 @@ fn validate(spec: &PlanSpec) -> Result<(), PlanError> {
         let reason = format!("must be below world_size={}", spec.world_size);
         return Err(PlanError::invalid("rank", &spec.rank, reason));
     }
-    Ok(())
+    let order = spec.order_spec();
+    order.check()?;
+    Ok(order)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use tundish_engine::{Cancel, Order, Permutation, PlanError};
+use tundish_engine::{Cancel, Order, OrderSpec, Permutation, PlanError};
 
 /// Sample numbers on both sides of every border that an order has.
 const BORDERS: [u64; 9] = [0, 1, 2, 623, 625, 65_537, (1 << 20) - 1, 1 << 20, (1 << 20) + 1];
@@ -27,7 +27,7 @@ fn numbers(value: &Value) -> Vec<u64> {
 }
 
 fn build(order: Order, samples: u64, seed: u64, epoch: u64) -> Permutation {
-    Permutation::build(order, samples, seed, epoch, &Cancel::new()).unwrap()
+    Permutation::build(&OrderSpec::new(order, samples, seed, epoch), &Cancel::new()).unwrap()
 }
 
 fn all(permutation: &Permutation) -> Vec<u64> {
@@ -83,6 +83,41 @@ fn torch_orders_equal_torch() {
     }
 }
 
+/// Compares single epochs, by number, with a golden case.
+fn check_epochs(spec: &OrderSpec, case: &Value) {
+    for (epoch, expected) in case["epochs"].as_object().unwrap() {
+        let spec = OrderSpec { epoch: epoch.parse().unwrap(), ..spec.clone() };
+        let got = all(&Permutation::build(&spec, &Cancel::new()).unwrap());
+        if expected.is_array() {
+            assert_eq!(got, numbers(expected), "{spec:?}");
+        } else {
+            assert_eq!(got[..8], numbers(&expected["first"]), "{spec:?}");
+            assert_eq!(got[got.len() - 4..], numbers(&expected["last"]), "{spec:?}");
+            assert_eq!(sha256(&got), expected["sha256_u64le"], "{spec:?}");
+        }
+    }
+}
+
+#[test]
+fn burn_and_dataloader_rs_equal_their_references() {
+    let golden = vectors("burn_and_dataloader_rs_vectors.json");
+    for (name, order) in [("burn", Order::Burn), ("dataloader_rs", Order::DataloaderRs)] {
+        for case in golden[name].as_array().unwrap() {
+            check_case(order, case);
+        }
+        for case in golden[format!("{name}_far")].as_array().unwrap() {
+            let number = |key: &str| case[key].as_u64().unwrap();
+            check_epochs(&OrderSpec::new(order, number("n"), number("seed"), 0), case);
+        }
+    }
+    for case in golden["burn_workers"].as_array().unwrap() {
+        let number = |key: &str| case[key].as_u64().unwrap();
+        let order = Order::BurnWorkers(number("workers") as u16);
+        let spec = OrderSpec::new(order, number("n"), number("seed"), 0);
+        check_epochs(&OrderSpec { global_batch: number("global_batch"), ..spec }, case);
+    }
+}
+
 #[test]
 fn stable_equals_its_reference() {
     let golden = vectors("stable_vectors.json");
@@ -126,7 +161,7 @@ fn the_rows_of_the_specification_hold() {
 
 #[test]
 fn torch_orders_use_the_low_half_of_the_seed_only() {
-    for order in Order::ALL.into_iter().filter(|order| order.name().starts_with("torch")) {
+    for order in Order::ALL.into_iter().filter(|order| order.to_string().starts_with("torch")) {
         assert_eq!(flat(order, 50, 7, 1), flat(order, 50, (5 << 32) + 7, 1), "{order}");
     }
     assert_ne!(flat(Order::Stable, 50, 7, 1), flat(Order::Stable, 50, (5 << 32) + 7, 1));
@@ -190,15 +225,36 @@ fn names_are_read_and_written() {
 }
 
 #[test]
+fn burns_workers_are_a_number_in_the_name() {
+    for workers in [1, 2, 16, 1024] {
+        let order = Order::BurnWorkers(workers);
+        assert_eq!(format!("burn:workers={workers}").parse(), Ok(order));
+        assert_eq!(order.fingerprint(), format!("burn:workers={workers}/1"));
+    }
+    for text in ["0", "1025", "65536", "-1", "+2", "02", " 2", "N", ""] {
+        let name = format!("burn:workers={text}");
+        let error = name.parse::<Order>().unwrap_err().to_string();
+        assert_eq!(error, format!("order=\"{name}\": burn's workers are a number from 1 to 1024"));
+    }
+    let error = "burn:worker=2".parse::<Order>().unwrap_err().to_string();
+    assert!(error.contains("\"burn\", \"burn:workers=N\", \"dataloader-rs\""), "{error}");
+}
+
+#[test]
 fn what_an_order_cannot_hold_is_refused_by_name() {
     let refused = |order, samples, epoch| {
-        Permutation::build(order, samples, 7, epoch, &Cancel::new()).unwrap_err().to_string()
+        Permutation::build(&OrderSpec::new(order, samples, 7, epoch), &Cancel::new()).unwrap_err().to_string()
     };
     let error = refused(Order::Torch, 1 << 32, 0);
     assert!(error.starts_with("samples=4294967296: "), "{error}");
     assert!(error.contains("order=\"stable\""), "{error}");
+    let error = refused(Order::Burn, (1 << 32) - 1, 0);
+    assert!(error.contains("order \"burn\" holds at most 2**32 - 2 samples"), "{error}");
     let error = refused(Order::Stable, 1 << 63, 0);
     assert!(error.starts_with("samples=9223372036854775808: "), "{error}");
+    let spec = OrderSpec { global_batch: 0, ..OrderSpec::new(Order::BurnWorkers(2), 10, 7, 0) };
+    let error = Permutation::build(&spec, &Cancel::new()).unwrap_err().to_string();
+    assert!(error.starts_with("global_batch=0: "), "{error}");
     let error = refused(Order::TorchDefault, 10, u64::MAX);
     assert!(error.starts_with("epoch=18446744073709551615: "), "{error}");
 }
@@ -207,7 +263,7 @@ fn what_an_order_cannot_hold_is_refused_by_name() {
 fn a_raised_flag_stops_a_build_before_it_starts() {
     let cancel = Cancel::new();
     cancel.clone().cancel();
-    let result = Permutation::build(Order::Torch, 10, 7, 0, &cancel);
+    let result = Permutation::build(&OrderSpec::new(Order::Torch, 10, 7, 0), &cancel);
     assert_eq!(result.err(), Some(PlanError::Cancelled));
 }
 
@@ -215,20 +271,29 @@ fn a_raised_flag_stops_a_build_before_it_starts() {
 fn a_large_torch_order_is_cancelled_promptly() {
     // Early, the table is being filled; later, it is being shuffled.
     for wait in [30, 700] {
-        assert_cancels_promptly(200_000_000, 0, Duration::from_millis(wait));
+        assert_cancels_promptly(Order::Torch, 200_000_000, 0, Duration::from_millis(wait));
     }
 }
 
 #[test]
-fn walking_to_a_far_torch_epoch_is_cancelled_promptly() {
-    assert_cancels_promptly(1_000_000, 1_000_000_000, Duration::from_millis(50));
+fn walking_to_a_far_epoch_is_cancelled_promptly() {
+    for order in [Order::Torch, Order::DataloaderRs] {
+        assert_cancels_promptly(order, 1_000_000, 1_000_000_000, Duration::from_millis(50));
+    }
 }
 
-fn assert_cancels_promptly(samples: u64, epoch: u64, wait: Duration) {
+#[test]
+fn other_large_orders_are_cancelled_promptly() {
+    for order in [Order::Burn, Order::BurnWorkers(3), Order::DataloaderRs] {
+        assert_cancels_promptly(order, 200_000_000, 0, Duration::from_millis(500));
+    }
+}
+
+fn assert_cancels_promptly(order: Order, samples: u64, epoch: u64, wait: Duration) {
     let cancel = Cancel::new();
     let flag = cancel.clone();
     let worker = std::thread::spawn(move || {
-        let result = Permutation::build(Order::Torch, samples, 99, epoch, &flag);
+        let result = Permutation::build(&OrderSpec::new(order, samples, 99, epoch), &flag);
         (result.err(), Instant::now())
     });
     std::thread::sleep(wait);

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use tundish_engine::{Cancel, Order, Permutation};
+use tundish_engine::{Cancel, Order, OrderSpec, Permutation};
 
 const EPOCHS: u64 = 200;
 
@@ -17,7 +17,7 @@ const LIMIT: f64 = 5.0;
 const SIZES: [u64; 4] = [1000, (1 << 20) - 1, 1 << 20, 10_000_019];
 
 fn stable(samples: u64, seed: u64, epoch: u64) -> Permutation {
-    Permutation::build(Order::Stable, samples, seed, epoch, &Cancel::new()).unwrap()
+    Permutation::build(&OrderSpec::new(Order::Stable, samples, seed, epoch), &Cancel::new()).unwrap()
 }
 
 /// Epochs used at a size: building 200 large tables would only take time.

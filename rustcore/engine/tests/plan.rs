@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use serde_json::Value;
-use tundish_engine::{Cancel, Order, Plan, PlanError, PlanSpec, Uneven};
+use tundish_engine::{Cancel, Order, OrderSpec, Permutation, Plan, PlanError, PlanSpec, Uneven};
 
 const UNEVEN: [Uneven; 3] = [Uneven::Pad, Uneven::Drop, Uneven::Keep];
 
@@ -27,6 +27,7 @@ fn spec(order: Order, samples: u64, batch_size: u64) -> PlanSpec {
         rank: 0,
         world_size: 1,
         uneven: Uneven::Pad,
+        sampling: None,
     }
 }
 
@@ -260,7 +261,10 @@ proptest! {
     ) {
         let order = Order::ALL[which];
         let whole = PlanSpec { seed, epoch, ..spec(order, samples, samples.max(1)) };
-        let flat = batches(whole.clone()).concat();
+        let global_batch = batch_size * world_size;
+        let order = OrderSpec { global_batch, ..OrderSpec::new(order, samples, seed, epoch) };
+        let order = Permutation::build(&order, &Cancel::new()).unwrap();
+        let flat: Vec<u64> = (0..samples).filter_map(|position| order.get(position)).collect();
         let mut total = 0;
         for rank in 0..world_size {
             let uneven = UNEVEN[uneven];

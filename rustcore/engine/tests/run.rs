@@ -42,6 +42,7 @@ fn plan(samples: u64, batch_size: u64) -> Arc<Plan> {
         rank: 0,
         world_size: 1,
         uneven: Uneven::Pad,
+        sampling: None,
     };
     Arc::new(Plan::new(spec).unwrap())
 }

@@ -26,7 +26,7 @@ mod _core {
     #[pymodule_export]
     use crate::memory::{PyArena, PyWaker};
     #[pymodule_export]
-    use crate::plan::PyPlan;
+    use crate::plan::{PyPlan, PySampling};
     #[pymodule_export]
     use crate::reader::PyReader;
     #[pymodule_export]

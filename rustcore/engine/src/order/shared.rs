@@ -3,22 +3,19 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use super::{Order, Permutation, PlanError, check};
+use super::{OrderSpec, Permutation, PlanError, check};
 use crate::cancel::Cancel;
 
 /// The longest a caller waits for another one before it looks at its own flag.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// What a permutation is a function of: order, samples, seed, epoch.
-type Key = (Order, u64, u64, u64);
-
 /// Materialized permutations in use: the ranks of an epoch share one table.
-static IN_USE: Mutex<Vec<(Key, Weak<SharedPermutation>)>> = Mutex::new(Vec::new());
+static IN_USE: Mutex<Vec<Weak<SharedPermutation>>> = Mutex::new(Vec::new());
 
 /// A permutation that the first caller builds while others wait for it.
 #[derive(Debug)]
 pub(crate) struct SharedPermutation {
-    key: Key,
+    spec: OrderSpec,
     built: OnceLock<Permutation>,
     building: Mutex<bool>,
     changed: Condvar,
@@ -26,24 +23,28 @@ pub(crate) struct SharedPermutation {
 
 impl SharedPermutation {
     /// The permutation for these values, shared if another plan holds it.
-    pub(crate) fn of(order: Order, samples: u64, seed: u64, epoch: u64) -> Arc<Self> {
-        let key = (order, samples, seed, epoch);
-        if !order.is_materialized(samples) {
-            return Arc::new(Self::new(key));
+    pub(crate) fn of(spec: OrderSpec) -> Arc<Self> {
+        let spec = spec.reduced();
+        if spec.entries() == 0 {
+            return Arc::new(Self::new(spec));
         }
         let mut in_use = lock(&IN_USE);
-        in_use.retain(|(_, weak)| weak.strong_count() > 0);
-        let known = in_use.iter().find(|(known, _)| *known == key);
-        if let Some(shared) = known.and_then(|(_, weak)| weak.upgrade()) {
-            return shared;
-        }
-        let shared = Arc::new(Self::new(key));
-        in_use.push((key, Arc::downgrade(&shared)));
-        shared
+        in_use.retain(|weak| weak.strong_count() > 0);
+        let known = in_use.iter().filter_map(Weak::upgrade).find(|known| known.spec == spec);
+        known.unwrap_or_else(|| {
+            let shared = Arc::new(Self::new(spec));
+            in_use.push(Arc::downgrade(&shared));
+            shared
+        })
     }
 
-    fn new(key: Key) -> Self {
-        Self { key, built: OnceLock::new(), building: Mutex::new(false), changed: Condvar::new() }
+    fn new(spec: OrderSpec) -> Self {
+        Self { spec, built: OnceLock::new(), building: Mutex::new(false), changed: Condvar::new() }
+    }
+
+    /// About how many steps building takes; see [`OrderSpec::work`].
+    pub(crate) fn work(&self) -> u64 {
+        self.spec.work()
     }
 
     /// The permutation, built by this call if nobody has.
@@ -53,8 +54,7 @@ impl SharedPermutation {
     pub(crate) fn get(&self, cancel: &Cancel) -> Result<&Permutation, PlanError> {
         while self.built.get().is_none() {
             if let Some(_turn) = self.take_turn(cancel)? {
-                let (order, samples, seed, epoch) = self.key;
-                let permutation = Permutation::build(order, samples, seed, epoch, cancel)?;
+                let permutation = Permutation::build(&self.spec, cancel)?;
                 return Ok(self.built.get_or_init(|| permutation));
             }
         }

@@ -1,7 +1,7 @@
-//! A materialized permutation under construction: one `u32` per sample.
+//! A materialized order under construction: one entry per position.
 
 use std::hint::black_box;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::thread;
 
 use super::{POLL_EVERY, PlanError, check};
@@ -10,67 +10,130 @@ use crate::cancel::Cancel;
 /// Swaps that are decided before the first of them is made.
 const BLOCK: u32 = 128;
 
-/// Entries from which giving the memory back takes long enough to be noticed
-/// (about 90 µs per MB): 64 MB.
-const LARGE: usize = 1 << 24;
+/// Bytes from which giving the memory back takes long enough to be noticed
+/// (about 90 µs per MB): 64 MiB.
+const LARGE: usize = 1 << 26;
 
-/// The entries of a permutation.
+/// The entries of an order: `u32` where sample indices fit.
 ///
 /// Dropping a large one gives the memory back on a thread of its own, so that
 /// neither a cancelled build nor the end of an epoch stalls whoever drops it.
-#[derive(Debug, Default)]
-pub(super) struct Table(Vec<u32>);
+#[derive(Debug)]
+pub(super) struct Table<T: Send + 'static = u32>(Vec<T>);
 
-impl Table {
-    /// An empty table with room for `samples` entries.
-    pub(super) fn with_room(samples: u32) -> Result<Self, PlanError> {
-        let mut entries = Vec::new();
-        if entries.try_reserve_exact(samples as usize).is_err() {
+impl<T: Send + 'static> Table<T> {
+    /// An empty table with room for `entries`; `argument` says how many there are.
+    pub(super) fn with_room(argument: &'static str, entries: u64) -> Result<Self, PlanError> {
+        let mut table = Vec::new();
+        if table.try_reserve_exact(entries as usize).is_err() {
             let reason = format!(
-                "no memory for the order's table of {} bytes; use order=\"stable\", which needs none",
-                u64::from(samples) * 4
+                "no memory for the order's table of {} bytes; order=\"stable\" needs none from 2**20 samples on",
+                entries.saturating_mul(size_of::<T>() as u64)
             );
-            return Err(PlanError::invalid("samples", &samples, reason));
+            return Err(PlanError::invalid(argument, &entries, reason));
         }
-        Ok(Self(entries))
+        Ok(Self(table))
     }
 
+    /// Appends `entries` of what `next` gives; there must be room for them.
+    pub(super) fn fill(
+        &mut self,
+        entries: u64,
+        mut next: impl FnMut() -> T,
+        cancel: &Cancel,
+    ) -> Result<(), PlanError> {
+        let stop = self.0.len() as u64 + entries;
+        while (self.0.len() as u64) < stop {
+            check(cancel)?;
+            let count = (stop - self.0.len() as u64).min(u64::from(POLL_EVERY));
+            self.0.extend((0..count).map(|_| next()));
+        }
+        Ok(())
+    }
+
+    /// Keeps the first `entries` and gives the memory of the others back.
+    pub(super) fn cut(mut self, entries: u64) -> Self {
+        self.0.truncate(entries as usize);
+        self.0.shrink_to_fit();
+        self
+    }
+
+    /// Bytes of memory held.
+    pub(super) fn bytes(&self) -> usize {
+        self.0.capacity() * size_of::<T>()
+    }
+}
+
+impl Table {
     /// The table 0, 1, … `samples` - 1.
     pub(super) fn identity(samples: u32, cancel: &Cancel) -> Result<Self, PlanError> {
-        let mut table = Self::with_room(samples)?;
-        let mut start = 0;
-        while start < samples {
-            check(cancel)?;
-            let stop = samples.min(start.saturating_add(POLL_EVERY));
-            table.0.extend(start..stop);
-            start = stop;
+        let mut table = Self::with_room("samples", u64::from(samples))?;
+        table.append_identity(samples, cancel)?;
+        Ok(table)
+    }
+
+    /// Appends 0, 1, … `samples` - 1; there must be room for them.
+    fn append_identity(&mut self, samples: u32, cancel: &Cancel) -> Result<(), PlanError> {
+        let mut next = 0;
+        let count = || {
+            next += 1;
+            next - 1
+        };
+        self.fill(u64::from(samples), count, cancel)
+    }
+
+    /// Permutation after permutation of `samples` (at least 1), until there are
+    /// `num_samples` entries; the last one is made whole and cut.
+    ///
+    /// `shuffle` is given the table, the number of the permutation and its entries.
+    pub(super) fn of_passes(
+        samples: u32,
+        num_samples: u64,
+        mut shuffle: impl FnMut(Self, u64, Range<u32>) -> Result<Self, PlanError>,
+        cancel: &Cancel,
+    ) -> Result<Self, PlanError> {
+        let each = u64::from(samples);
+        if num_samples <= each {
+            let table = shuffle(Self::identity(samples, cancel)?, 0, 0..samples)?;
+            return Ok(table.cut(num_samples));
+        }
+        let mut table = Self::with_room("num_samples", num_samples)?;
+        let whole = num_samples / each;
+        for pass in 0..whole {
+            let start = table.len() as u32;
+            table.append_identity(samples, cancel)?;
+            table = shuffle(table, pass, start..start + samples)?;
+        }
+        let rest = num_samples % each;
+        if rest > 0 {
+            let last = shuffle(Self::identity(samples, cancel)?, whole, 0..samples)?;
+            let mut entries = last.iter().copied();
+            table.fill(rest, || entries.next().unwrap_or_default(), cancel)?;
         }
         Ok(table)
     }
 
-    /// Shuffles forward: entry i, from the first to the last but one, is swapped
-    /// with entry i + `draw(entries - i)`; `draw(range)` must be below `range`.
+    /// Swaps every entry of `entries`, in turn, with the entry that `target` names.
     ///
-    /// Draws are taken in blocks and the entries they name are read together
+    /// Targets are taken in blocks and the entries they name are read together
     /// before the swaps: the reads overlap in memory, where one at a time each
     /// would wait for the one before it.
-    pub(super) fn shuffle(
+    pub(super) fn swap_each(
         mut self,
-        mut draw: impl FnMut(u32) -> u32,
+        entries: Range<u32>,
+        mut target: impl FnMut(u32) -> u32,
         cancel: &Cancel,
     ) -> Result<Self, PlanError> {
-        let samples = self.0.len() as u32;
-        let steps = samples.saturating_sub(1);
         let mut targets = [0; BLOCK as usize];
-        let mut start = 0;
-        while start < steps {
-            if start % POLL_EVERY == 0 {
+        let mut start = entries.start;
+        while start < entries.end {
+            if (start - entries.start).is_multiple_of(POLL_EVERY) {
                 check(cancel)?;
             }
-            let stop = steps.min(start.saturating_add(BLOCK));
+            let stop = entries.end.min(start.saturating_add(BLOCK));
             let targets = &mut targets[..(stop - start) as usize];
-            for (i, target) in (start..stop).zip(targets.iter_mut()) {
-                *target = i + draw(samples - i);
+            for (i, j) in (start..stop).zip(targets.iter_mut()) {
+                *j = target(i);
             }
             let seen = targets.iter().fold(0, |seen, &j| seen ^ self.0[j as usize]);
             black_box(seen);
@@ -81,35 +144,19 @@ impl Table {
         }
         Ok(self)
     }
-
-    /// Puts the next sample number at `place` and the entry found there last.
-    ///
-    /// `place` must not exceed the present length.
-    pub(super) fn insert_inside_out(&mut self, place: usize) {
-        let next = self.0.len() as u32;
-        self.0.push(next);
-        let last = next as usize;
-        self.0[last] = self.0[place];
-        self.0[place] = next;
-    }
-
-    /// Bytes of memory held.
-    pub(super) fn bytes(&self) -> usize {
-        self.0.capacity() * size_of::<u32>()
-    }
 }
 
-impl Deref for Table {
-    type Target = [u32];
+impl<T: Send + 'static> Deref for Table<T> {
+    type Target = [T];
 
-    fn deref(&self) -> &[u32] {
+    fn deref(&self) -> &[T] {
         &self.0
     }
 }
 
-impl Drop for Table {
+impl<T: Send + 'static> Drop for Table<T> {
     fn drop(&mut self) {
-        if self.0.capacity() < LARGE {
+        if self.bytes() < LARGE {
             return;
         }
         let entries = std::mem::take(&mut self.0);

@@ -2,9 +2,11 @@
 //!
 //! Checked against vectors that torch 2.13 itself produced.
 
+use std::ops::Range;
+
 use super::stream::Stream;
 use super::table::Table;
-use super::{Order, POLL_EVERY, PlanError, check};
+use super::{Order, OrderSpec, PlanError};
 use crate::cancel::Cancel;
 
 /// From this many samples on, `torch.randperm` draws 64 bits a step and shuffles
@@ -14,46 +16,71 @@ pub(super) const WIDE_FROM: u32 = 214_748_364;
 /// Draws of one `base_seed`, or of a private generator's seed: one 64-bit number.
 const SEED_DRAWS: u64 = 2;
 
-/// The permutation of `order`, one of the torch orders, for one epoch.
-pub(super) fn table(
-    order: Order,
+/// The permutation of one of the torch orders without a sampling.
+pub(super) fn table(spec: &OrderSpec, cancel: &Cancel) -> Result<Table, PlanError> {
+    let samples = spec.samples as u32;
+    if spec.order == Order::TorchDistributed {
+        return randperm(samples, &mut Stream::new(spec.seed.wrapping_add(spec.epoch)), cancel);
+    }
+    permutations(spec, samples, spec.samples, cancel)
+}
+
+/// `RandomSampler(replacement=False)`: the first `num_samples` of a permutation, or
+/// one permutation after the other.
+///
+/// A pass that is read to its end makes one permutation more than it needs whole:
+/// what is left over of the last one, often all of it, is thrown away.
+pub(super) fn permutations(
+    spec: &OrderSpec,
     samples: u32,
-    seed: u64,
-    epoch: u64,
+    num_samples: u64,
     cancel: &Cancel,
 ) -> Result<Table, PlanError> {
-    match order {
-        Order::TorchDistributed => randperm(samples, &mut Stream::new(seed.wrapping_add(epoch)), cancel),
-        Order::TorchDefault => {
-            // An epoch draws base_seed and the sampler's seed from the default
-            // generator, then shuffles with a private one.
-            let start = position(epoch, 2 * SEED_DRAWS, SEED_DRAWS)?;
-            let private = Stream::at(seed, start, cancel)?.next_u64();
-            randperm(samples, &mut Stream::new(private), cancel)
+    let made = num_samples.checked_div(u64::from(samples)).unwrap_or(0) + 1;
+    let mut stream = of_random_sampler(spec, made.saturating_mul(randperm_draws(samples)), cancel)?;
+    let shuffle = |table, _, entries| shuffle(table, entries, &mut stream, cancel);
+    let table = Table::of_passes(samples, num_samples, shuffle, cancel)?;
+    stream.remember();
+    Ok(table)
+}
+
+/// The generator of a `RandomSampler` that takes `draws` outputs a pass, at its epoch.
+///
+/// Without any generator such a sampler seeds a private one in every pass.
+pub(super) fn of_random_sampler(spec: &OrderSpec, draws: u64, cancel: &Cancel) -> Result<Stream, PlanError> {
+    match spec.order {
+        Order::TorchDefault | Order::TorchDefaultPersistent => {
+            let private = of_sampler(spec, SEED_DRAWS, cancel)?.next_u64();
+            Ok(Stream::new(private))
         }
-        _ => {
-            // A pass shuffles twice: the sampler throws the second one away.
-            let shuffles = 2 * randperm_draws(samples);
-            let every_epoch = match order {
-                Order::TorchPersistent => shuffles,
-                _ => SEED_DRAWS + shuffles,
-            };
-            let start = position(epoch, every_epoch, SEED_DRAWS)?;
-            let mut stream = Stream::at(seed, start, cancel)?;
-            let table = randperm(samples, &mut stream, cancel)?;
-            stream.remember();
-            Ok(table)
-        }
+        _ => of_sampler(spec, draws, cancel),
+    }
+}
+
+/// The generator that a sampler draws from, at its epoch; `draws` are the sampler's own
+/// outputs in a pass.
+pub(super) fn of_sampler(spec: &OrderSpec, draws: u64, cancel: &Cancel) -> Result<Stream, PlanError> {
+    let (first, every) = base_seeds(spec);
+    Stream::at(spec.seed, position(spec.epoch, draws.saturating_add(every), first)?, cancel)
+}
+
+/// How much the `DataLoader` draws before the sampler does: before the first pass, and
+/// for each pass after it.
+fn base_seeds(spec: &OrderSpec) -> (u64, u64) {
+    match spec.order {
+        Order::Torch if spec.sampling.is_some() => (0, 0),
+        Order::TorchPersistent | Order::TorchDefaultPersistent => (SEED_DRAWS, 0),
+        _ => (SEED_DRAWS, SEED_DRAWS),
     }
 }
 
 /// `torch.randperm(samples, generator=stream)`.
-fn randperm(samples: u32, stream: &mut Stream, cancel: &Cancel) -> Result<Table, PlanError> {
-    if samples < WIDE_FROM { forward(samples, stream, cancel) } else { inside_out(samples, stream, cancel) }
+pub(super) fn randperm(samples: u32, stream: &mut Stream, cancel: &Cancel) -> Result<Table, PlanError> {
+    shuffle(Table::identity(samples, cancel)?, 0..samples, stream, cancel)
 }
 
 /// The number of 32-bit draws that [`randperm`] takes.
-fn randperm_draws(samples: u32) -> u64 {
+pub(super) fn randperm_draws(samples: u32) -> u64 {
     if samples < WIDE_FROM { u64::from(samples.saturating_sub(1)) } else { 2 * u64::from(samples) }
 }
 
@@ -69,22 +96,42 @@ fn position(epoch: u64, every_epoch: u64, offset: u64) -> Result<u64, PlanError>
     })
 }
 
+/// Shuffles some of the entries, which are 0, 1, … still, as `torch.randperm` does.
+fn shuffle(
+    table: Table,
+    entries: Range<u32>,
+    stream: &mut Stream,
+    cancel: &Cancel,
+) -> Result<Table, PlanError> {
+    if entries.end - entries.start < WIDE_FROM {
+        forward(table, entries, stream, cancel)
+    } else {
+        inside_out(table, entries, stream, cancel)
+    }
+}
+
 /// Forward Fisher–Yates, one 32-bit draw a step, biased by `%` as torch's is.
-fn forward(samples: u32, stream: &mut Stream, cancel: &Cancel) -> Result<Table, PlanError> {
-    Table::identity(samples, cancel)?.shuffle(|range| stream.next_u32() % range, cancel)
+fn forward(
+    table: Table,
+    entries: Range<u32>,
+    stream: &mut Stream,
+    cancel: &Cancel,
+) -> Result<Table, PlanError> {
+    let stop = entries.end;
+    let but_one = entries.start..stop.saturating_sub(1);
+    table.swap_each(but_one, |i| i + stream.next_u32() % (stop - i), cancel)
 }
 
 /// Inside-out Fisher–Yates, one 64-bit draw a step.
-fn inside_out(samples: u32, stream: &mut Stream, cancel: &Cancel) -> Result<Table, PlanError> {
-    let mut table = Table::with_room(samples)?;
-    for i in 0..samples {
-        if i % POLL_EVERY == 0 {
-            check(cancel)?;
-        }
-        let place = stream.next_u64() % (u64::from(i) + 1);
-        table.insert_inside_out(place as usize);
-    }
-    Ok(table)
+fn inside_out(
+    table: Table,
+    entries: Range<u32>,
+    stream: &mut Stream,
+    cancel: &Cancel,
+) -> Result<Table, PlanError> {
+    let start = entries.start;
+    let place = |i| start + (stream.next_u64() % (u64::from(i - start) + 1)) as u32;
+    table.swap_each(entries, place, cancel)
 }
 
 #[cfg(test)]
@@ -92,9 +139,14 @@ fn inside_out(samples: u32, stream: &mut Stream, cancel: &Cancel) -> Result<Tabl
 mod tests {
     use super::*;
 
+    fn identity(samples: u32) -> Table {
+        Table::identity(samples, &Cancel::new()).unwrap()
+    }
+
     #[test]
     fn the_wide_shuffle_equals_the_reference() {
-        let row = |samples| inside_out(samples, &mut Stream::new(7), &Cancel::new()).unwrap();
+        let row =
+            |samples| inside_out(identity(samples), 0..samples, &mut Stream::new(7), &Cancel::new()).unwrap();
         assert_eq!(row(0)[..], []);
         assert_eq!(row(1)[..], [0]);
         assert_eq!(row(10)[..], [1, 8, 7, 3, 4, 5, 9, 6, 2, 0]);
@@ -110,11 +162,11 @@ mod tests {
     fn draws_are_counted_as_they_are_made() {
         for samples in [0, 1, 2, 1000] {
             let mut stream = Stream::new(7);
-            forward(samples, &mut stream, &Cancel::new()).unwrap();
+            forward(identity(samples), 0..samples, &mut stream, &Cancel::new()).unwrap();
             assert_eq!(stream.position(), randperm_draws(samples));
         }
         let mut stream = Stream::new(7);
-        inside_out(1000, &mut stream, &Cancel::new()).unwrap();
+        inside_out(identity(1000), 0..1000, &mut stream, &Cancel::new()).unwrap();
         assert_eq!(stream.position(), 2000);
         assert_eq!(randperm_draws(WIDE_FROM - 1), 214_748_362);
         assert_eq!(randperm_draws(WIDE_FROM), 429_496_728);
