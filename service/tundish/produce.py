@@ -1,111 +1,143 @@
 """One batch from a Python dataset: fetch, collate, encode.
 
-``Produce`` is what the engine's workers call. Whatever user code raises in here belongs to this
-batch: ordinary exceptions keep their type and get a note saying where, and those that would end a
-loop or a process (StopIteration, SystemExit, ...) become a RuntimeError. Only what a signal handler
-raised in the main thread passes through unchanged, because it isn't the dataset's.
+``Produce`` is what the engine's workers call. What user code raises in here is an error of this
+batch, by the rules of ``errors_of_batches``.
 """
 
 from __future__ import annotations
 
-import asyncio
-import dis
-import signal
-import threading
 import weakref
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tundish.collate import collate, default_collate
+from tundish.awaiting import Awaiting
+from tundish.collate import collate, convert, default_collate
+from tundish.errors_of_batches import Cancelled, settle, some
+from tundish.fetching import Fetch
+from tundish.per_worker import call_once_per_worker
+from tundish.randomness import Origin, Place, here
 from tundish_client._protocol.values import encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import CodeType
+    from collections.abc import Callable
 
-    from tundish._core import Task
+    from tundish._core import Lanes, Task
 
 __all__ = ["Produce", "WeakProduce"]
-
-_NOTE = "tundish: "
-_SHOWN = 8
-# These mean something to whoever runs the loop; raised by a dataset they are just its error.
-_CONTROL = (
-    StopIteration,
-    StopAsyncIteration,
-    GeneratorExit,
-    SystemExit,
-    KeyboardInterrupt,
-    asyncio.CancelledError,
-)
-_RAISE = frozenset(dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE"))
 
 
 class Produce:
     """The engine's callable for a dataset in Python: indices to one batch.
 
     Args:
-        dataset: has ``__getitem__`` or ``__getitems__``.
+        dataset: has ``__getitem__`` or ``__getitems__``, plain or async; a ``DatasetFactory``; or
+            an iterable dataset, whose samples come with the task.
         collate_fn: list of samples -> batch; None for the default collate.
         inline: the consumer's own thread does the work, so nobody can cancel between two samples.
+        seed: the loader's, for ``sample_rng``.
+        unbatched: each index is a batch of its own, and `collate_fn` gets its sample.
+        on_error: "raise", or "skip" to leave out samples that fail.
+        lanes: threads that load `items_in_parallel` samples of a batch at once.
+        awaiting: the loader's event loop, for async datasets.
+        worker_init_fn: called with the worker's number before its first batch.
+        num_workers: the loader's.
     """
 
-    __slots__ = ("__weakref__", "_collate_fn", "_dataset", "_getitems", "_inline")
+    __slots__ = (
+        "__weakref__",
+        "_collate_fn",
+        "_dataset",
+        "_fetch",
+        "_origin",
+        "_unbatched",
+        "_worker_init_fn",
+    )
 
     def __init__(
-        self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None, *, inline: bool = False
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any] | None,
+        *,
+        inline: bool = False,
+        seed: int = 0,
+        unbatched: bool = False,
+        on_error: str = "raise",
+        lanes: Lanes | None = None,
+        items_in_parallel: int = 1,
+        awaiting: Awaiting | None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
+        num_workers: int = 0,
     ) -> None:
-        self._dataset = dataset
-        self._inline = inline
+        self._origin = Origin(seed, dataset, num_workers)
         self._collate_fn = None if collate_fn is default_collate else collate_fn
-        getitems = getattr(dataset, "__getitems__", None)
-        self._getitems = getitems if callable(getitems) else None
+        self._unbatched = unbatched
+        self._worker_init_fn = worker_init_fn
+        self._fetch = Fetch(
+            dataset,
+            inline=inline,
+            items_in_parallel=items_in_parallel,
+            lanes=lanes,
+            awaiting=awaiting or Awaiting(),
+            skip=on_error == "skip",
+        )
 
     def __call__(self, indices: list[int], task: Task) -> Any:
         """Make batch `task.batch`: the packed value with ``task.encode``, else the object."""
-        batch = self._batch(self._fetch(indices, task), indices, task)
+        place = Place(self._origin, task)
+        before = here.get()
+        try:
+            here.set(place)
+            if self._worker_init_fn is not None:
+                call_once_per_worker(self._worker_init_fn, task)
+            make = self._make_unbatched if self._unbatched else self._make
+            return make(indices, task, place)
+        finally:
+            here.set(before)
+
+    def _make(self, indices: list[int], task: Task, place: Place) -> Any:
+        samples = task.items
+        if samples is None:
+            samples = self._fetch(indices, task, place)
+        if place.places is None:
+            place.places = range(len(samples))
+        elif len(samples) < len(indices):
+            indices = [indices[k] for k in place.places]
+        batch = self._collate(samples, indices, task)
         return self._encode(batch, indices, task) if task.encode else batch
 
-    # -- fetch ----------------------------------------------------------------------------------
-
-    def _fetch(self, indices: list[int], task: Task) -> list[Any]:
-        if self._getitems is not None:
-            return self._fetch_together(indices, task)
-        dataset = self._dataset
-        cancelled = None if self._inline else task.cancelled
-        samples: list[Any] = []
-        append = samples.append
-        index = -1
-        try:
-            for index in indices:
-                append(dataset[index])
-                if cancelled is not None and cancelled():
-                    raise _Cancelled
-        except BaseException as error:
-            _settle(error, f"dataset[{index}]", task)
-        return samples
-
-    def _fetch_together(self, indices: list[int], task: Task) -> list[Any]:
-        where = f"dataset.__getitems__({_some(indices)})"
-        try:
-            # A list of its own: user code may change it, and the indices are needed afterwards.
-            samples = _checked(self._getitems(list(indices)), indices)  # type: ignore[misc]
-        except BaseException as error:
-            _settle(error, where, task)
-        return samples
+    def _make_unbatched(self, indices: list[int], task: Task, place: Place) -> Any:
+        items = task.items
+        if items is not None:
+            (sample,) = items
+            place.places = (0,)
+        elif len(indices) == 1:
+            (sample,) = self._fetch(indices, task, place)
+            place.k, place.places = 0, (0,)
+        else:
+            # A sampler's list of indices: the dataset makes one batch of it.
+            place.places = range(len(indices))
+            sample = self._fetch.single(list(indices), task, place)
+        batch = self._convert(sample, indices, task)
+        return self._encode(batch, indices, task) if task.encode else batch
 
     # -- collate and encode ---------------------------------------------------------------------
 
-    def _batch(self, samples: list[Any], indices: list[int], task: Task) -> Any:
+    def _collate(self, samples: list[Any], indices: list[int], task: Task) -> Any:
         try:
             if self._collate_fn is None:
                 return collate(samples, indices, defer=task.encode)
             return self._collate_fn(samples)
         except BaseException as error:
             name = "default_collate" if self._collate_fn is None else "collate_fn"
-            _settle(error, f"{name}, for dataset indices {_some(indices)}", task)
+            settle(error, f"{name}, for dataset indices {some(indices)}", task)
+
+    def _convert(self, sample: Any, indices: list[int], task: Task) -> Any:
+        try:
+            return convert(sample) if self._collate_fn is None else self._collate_fn(sample)
+        except BaseException as error:
+            name = "default_convert" if self._collate_fn is None else "collate_fn"
+            settle(error, f"{name}, for dataset indices {some(indices)}", task)
 
     def _encode(self, batch: Any, indices: list[int], task: Task) -> bytes:
         try:
@@ -113,7 +145,7 @@ class Produce:
             if encoded.nbytes:
                 encoded.write_into(np.frombuffer(task.alloc(encoded.nbytes), np.uint8))
         except BaseException as error:
-            _settle(error, f"encoding the batch of dataset indices {_some(indices)}", task)
+            settle(error, f"encoding the batch of dataset indices {some(indices)}", task)
         return encoded.packed
 
 
@@ -129,98 +161,5 @@ class WeakProduce:
         """Like ``Produce``."""
         produce = self._target()
         if produce is None:
-            raise _Cancelled
+            raise Cancelled
         return produce(indices, task)
-
-
-class _Cancelled(Exception):
-    """The run is over; nobody will see this batch or this error."""
-
-
-def _checked(result: Any, indices: list[int]) -> list[Any]:
-    """The samples of a batched fetch, exactly as many as asked for."""
-    asked = len(indices)
-    tail = f"for {asked} indices, the first of which is {indices[0]}"
-    if result is None or isinstance(result, (str, bytes, dict)):
-        kind = "None" if result is None else f"a {type(result).__name__}"
-        raise TypeError(f"__getitems__ returned {kind} instead of {asked} samples {tail}")
-    if not isinstance(result, (list, tuple)):
-        # One more than asked is enough to know, and an endless iterator must end here.
-        result = list(islice(iter(result), asked + 1))
-    if len(result) != asked:
-        more = "at least " if len(result) == asked + 1 else ""
-        raise ValueError(
-            f"__getitems__ returned {more}{len(result)} samples, expected {asked}, {tail}"
-        )
-    return list(result)
-
-
-def _some(indices: list[int]) -> str:
-    """The indices as text, the first few if there are many."""
-    if len(indices) <= _SHOWN:
-        return str(indices)
-    return f"[{', '.join(map(str, indices[:_SHOWN]))}, ...] ({len(indices)} in all)"
-
-
-# -- errors ------------------------------------------------------------------------------------
-
-
-def _settle(error: BaseException, where: str, task: Task) -> NoReturn:
-    """Raise `error` as this batch's own error, saying where it happened."""
-    if isinstance(error, _Cancelled) or _from_signal(error):
-        raise error
-    place = f"{_NOTE}in {where}, batch {task.batch} of epoch {task.epoch}"
-    if isinstance(error, _CONTROL):
-        wrapped = RuntimeError(
-            f"{where} raised {_shown(error)}; it is an error of this batch, no more"
-        )
-        wrapped.add_note(place)
-        raise wrapped from error
-    _annotate(error, place)
-    raise error
-
-
-def _shown(error: BaseException) -> str:
-    try:
-        return repr(error)
-    except Exception:
-        return f"{type(error).__name__}(...)"
-
-
-def _annotate(error: BaseException, place: str) -> None:
-    """Add the note; an exception object that was raised before carries its latest place only."""
-    try:
-        notes = getattr(error, "__notes__", None)
-        if notes:
-            notes[:] = [note for note in notes if not str(note).startswith(_NOTE)]
-        error.add_note(place)
-    except Exception:
-        pass  # an exception that refuses notes is still the user's exception
-
-
-def _from_signal(error: BaseException) -> bool:
-    """Whether a signal handler raised `error`: then it is the process's, not the dataset's."""
-    if threading.get_ident() != threading.main_thread().ident:
-        return False  # Python runs signal handlers in the main thread only
-    handlers = set(_handler_codes())
-    last = trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in handlers:
-            return True
-        last, trace = trace, trace.tb_next
-    if type(error) is not KeyboardInterrupt or last is None:
-        return False
-    # The default handler is C and leaves no frame: the interrupt then comes out of an instruction
-    # that isn't a raise statement.
-    return last.tb_frame.f_code.co_code[last.tb_lasti] not in _RAISE
-
-
-def _handler_codes() -> Iterator[CodeType]:
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        while hasattr(handler, "func"):  # functools.partial, as asyncio.Runner installs
-            handler = handler.func
-        handler = getattr(handler, "__func__", handler)
-        code = getattr(handler, "__code__", None)
-        if code is not None:
-            yield code

@@ -1,0 +1,211 @@
+"""What belongs to one worker: a dataset of its own, its number, its initialisation.
+
+Workers are threads and share the dataset. One that can't be shared (it holds a file position, a
+database connection, a decoder with state) is given as a ``DatasetFactory``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tundish.errors_of_batches import settle
+from tundish.randomness import here
+from tundish_client.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tundish._core import Task
+
+__all__ = ["DatasetFactory", "Instance", "WorkerInfo", "call_once_per_worker", "get_worker_info"]
+
+_log = logging.getLogger("tundish.loader")
+
+# Instances that a fork copied from the parent, whose file positions and connections are shared with
+# it. They are kept, so that nothing of them is closed or flushed on the parent's behalf.
+_leaked: list[Any] = []
+
+
+class DatasetFactory:
+    """A dataset that every thread makes for itself.
+
+    Args:
+        function: called without arguments, returns a map-style dataset. It should cost little and
+            return equal datasets; it is called from several threads at once.
+
+    Each thread that loads samples (worker, lane, or the consumer's own with ``num_workers=0``), and
+    the one that asks for the length, calls `function` at its first need and keeps the result: a
+    dataset is used by the thread that made it only. With ``async def __getitem__`` the call is made
+    there and the coroutine runs on the loader's loop.
+
+    An exception of `function` is the error of the batch that needed the dataset; the next batch
+    tries again. A process that is forked makes its datasets anew, and doesn't touch the parent's. A
+    dataset with a ``close()`` is closed by its thread when that ends, which for workers is when
+    their loader is closed or freed; the consumer's own is closed when the factory is freed. A
+    coroutine function ``close`` is not called.
+
+    A factory is a dataset itself, so views may be made of it. It is picklable if `function` is.
+
+    Raises:
+        ConfigError: `function` isn't callable, or is a coroutine function.
+
+    Example:
+        >>> class Records:
+        ...     def __init__(self, path):
+        ...         self.file = open(path, "rb", buffering=0)
+        ...
+        ...     def __len__(self):
+        ...         return os.path.getsize(self.file.name) // 4096
+        ...
+        ...     def __getitem__(self, index):
+        ...         self.file.seek(4096 * index)
+        ...         return self.file.read(4096)
+        >>> dataset = DatasetFactory(lambda: Records("records.bin"))
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        if not callable(function) or inspect.iscoroutinefunction(function):
+            raise ConfigError(
+                f"DatasetFactory(function={function!r}): function must be callable without "
+                "arguments and return a dataset; for a dataset that exists already, give the "
+                "DataLoader the dataset"
+            )
+        self._function = function
+        self._local = threading.local()
+
+    def __len__(self) -> int:
+        """The length of this thread's dataset."""
+        return len(self._instance().dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Sample `index` of this thread's dataset."""
+        return self._instance().dataset[index]
+
+    def __repr__(self) -> str:
+        return f"DatasetFactory({getattr(self._function, '__qualname__', self._function)})"
+
+    def __reduce__(self) -> tuple[type[DatasetFactory], tuple[Callable[[], Any]]]:
+        return (type(self), (self._function,))
+
+    def _instance(self) -> Instance:
+        """This thread's dataset, made if there is none; raises what `function` raises."""
+        found: Instance | None = getattr(self._local, "instance", None)
+        if found is None or found.pid != os.getpid():
+            if found is not None:
+                _leaked.append(found)
+            found = self._local.instance = Instance(self._function())
+        return found
+
+    def _here(self, task: Task) -> Instance:
+        """This thread's dataset for `task`'s batch, whose error it is if it can't be made."""
+        try:
+            return self._instance()
+        except BaseException as error:
+            settle(error, repr(self), task)
+
+
+class Instance:
+    """One thread's dataset, closed when the thread ends.
+
+    Attributes:
+        dataset: what the factory's function returned.
+        pid: the process that it was made in.
+        target: room for what the fetching code knows of it.
+    """
+
+    __slots__ = ("dataset", "pid", "target")
+
+    def __init__(self, dataset: Any) -> None:
+        kind = type(dataset)
+        if not hasattr(kind, "__getitem__") and not hasattr(kind, "__getitems__"):
+            raise TypeError(
+                f"the function of a DatasetFactory returned {kind.__qualname__}, which has no "
+                "__getitem__; it must return a map-style dataset"
+            )
+        self.pid = os.getpid()
+        self.target: Any = None
+        self.dataset = dataset
+
+    def __del__(self) -> None:
+        # Set last, so that an Instance that refused its dataset doesn't have it.
+        close = getattr(getattr(self, "dataset", None), "close", None)
+        if not callable(close) or inspect.iscoroutinefunction(close) or os.getpid() != self.pid:
+            return
+        try:
+            close()
+        except Exception:
+            _log.warning("close() of a dataset of this thread failed", exc_info=True)
+
+
+# -- numbers of workers ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WorkerInfo:
+    """The worker that runs this code, as PyTorch's ``get_worker_info`` describes it.
+
+    Attributes:
+        id: its number, from 0.
+        num_workers: how many there are.
+        seed: the loader's seed plus `id`. Random numbers should come from ``sample_rng`` instead:
+            what is seeded per worker changes with their number.
+    """
+
+    id: int
+    num_workers: int
+    seed: int
+    _dataset: Any
+
+    @property
+    def dataset(self) -> Any:
+        """The loader's dataset; of a ``DatasetFactory`` this thread's own."""
+        dataset = self._dataset
+        return dataset._instance().dataset if isinstance(dataset, DatasetFactory) else dataset
+
+    def __repr__(self) -> str:
+        return f"WorkerInfo(id={self.id}, num_workers={self.num_workers}, seed={self.seed})"
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """The worker that loads the sample or makes the batch which this code is part of.
+
+    Returns:
+        Its description; None outside of workers, in the consumer's own thread (``num_workers=0``
+        under ``for``), and in the code of an iterable dataset, which is one stream and must not be
+        split by workers.
+
+    Example:
+        >>> get_worker_info() is None
+        True
+    """
+    place = here.get()
+    number = None if place is None else place.task.worker
+    if place is None or number is None:
+        return None
+    origin = place.origin
+    return WorkerInfo(number, origin.num_workers, (origin.seed + number) % 2**64, origin.dataset)
+
+
+_thread = threading.local()
+
+
+def call_once_per_worker(function: Callable[[int], object], task: Task) -> None:
+    """Call a ``worker_init_fn`` with the worker's number, before the first batch of its thread.
+
+    Not in the consumer's own thread, which is no worker. What it raises is the error of `task`'s
+    batch, and it is called again before the next one.
+    """
+    number = task.worker
+    # A worker's thread belongs to one loader, which has one such function for all its life.
+    if number is None or getattr(_thread, "initialised_by", None) is function:
+        return
+    try:
+        function(number)
+    except BaseException as error:
+        settle(error, f"worker_init_fn({number})", task)
+    _thread.initialised_by = function
