@@ -1,18 +1,16 @@
 """Going on after a break: of the trainer, of the server, on another number of ranks."""
 
-import asyncio
-import itertools
 import json
 import signal
 import time
 
 import pytest
-import uvloop
 
 from helpers.serving import Service
 from helpers.timing import MS, wait_for
+from helpers.trainers import KINDS, epoch, flat, once, resume
 from tundish import DataLoader
-from tundish_client import AsyncClient, Client, ConfigError, ConnectionLost, TundishError
+from tundish_client import Client, ConfigError, ConnectionLost, TundishError
 
 SOURCE = """
     import os
@@ -62,6 +60,8 @@ SOURCE = """
         "train, order": train(order="torch"),
         "train, drop_last": train(drop_last=True),
         "train, batch_size": train(batch_size=20),
+        "plain, seed=1": feed(Ints(100), seed=1),
+        "plain, seed=2": feed(Ints(100), seed=2),
         "native": feed(ArrayDataset(x=np.arange(100)), shuffle=True, seed=7),
         "singles": feed(Ints(100), batch_size=1, prefetch=16),
         "drawn": feed(Ints(1000), shuffle=True),
@@ -108,74 +108,6 @@ def again(service):
     service.restart()
 
 
-def plain(batch):
-    if isinstance(batch, dict):
-        return {key: plain(part) for key, part in batch.items()}
-    return [plain(part) for part in batch] if isinstance(batch, list | tuple) else batch.tolist()
-
-
-def flat(batches):
-    return list(itertools.chain.from_iterable(batches))
-
-
-class Sync:
-    """The blocking client under the interface of the tests below."""
-
-    def __init__(self, service):
-        self.client = Client(service.socket)
-
-    def close(self):
-        self.client.close()
-
-    def read(self, make, most=None):
-        """The batches of a stream, at most so many, and the state after them."""
-        stream = make(self.client)
-        out = []
-        while most is None or len(out) < most:
-            try:
-                out.append(plain(next(stream)))
-            except StopIteration:
-                break
-        self.stream = stream
-        return out, json.loads(json.dumps(stream.state_dict()))
-
-
-class Async(Sync):
-    """The asyncio client."""
-
-    new_loop = asyncio.new_event_loop
-
-    def __init__(self, service):
-        self.runner = asyncio.Runner(loop_factory=type(self).new_loop)
-        self.client = AsyncClient(service.socket)
-
-    def close(self):
-        self.runner.run(self.client.aclose())
-        self.runner.close()
-
-    def read(self, make, most=None):
-        async def read():
-            stream = make(self.client)
-            out = []
-            while most is None or len(out) < most:
-                try:
-                    out.append(plain(await anext(stream)))
-                except StopAsyncIteration:
-                    break
-            self.stream = stream
-            return out, json.loads(json.dumps(stream.state_dict()))
-
-        return self.runner.run(read())
-
-
-class Uvloop(Async):
-    """The same on uvloop."""
-
-    new_loop = uvloop.new_event_loop
-
-
-KINDS = {"sync": Sync, "asyncio": Async, "uvloop": Uvloop}
-
 #: For tests that kill the service: not every client with every number of workers.
 restarts = pytest.mark.parametrize(
     ("connect", "workers"), [("sync", 0), ("asyncio", 4), ("uvloop", 4)], indirect=["connect"]
@@ -195,20 +127,6 @@ def connect(request):
     yield connect
     for client in clients:
         client.close()
-
-
-def once(connect, service, make, most=None):
-    """Reads with a client that is closed afterwards, as a trainer that stops."""
-    client = connect(service)
-    return client.read(make, most)
-
-
-def epoch(number, feed, **options):
-    return lambda client: client.epoch(number, feed=feed, **options)
-
-
-def resume(state, **options):
-    return lambda client: client.resume(state, **options)
 
 
 class TestPositions:
@@ -332,6 +250,12 @@ def test_what_would_be_another_batch_is_refused_with_both_values(
         once(connect, service, resume(state, feed=f"train, {name}"))
     for word in (name, before, now):
         assert word in str(caught.value)
+
+
+def test_a_seed_that_was_given_is_not_replaced_where_it_only_feeds_sample_rng(service, connect):
+    _, state = once(connect, service, epoch(0, "plain, seed=1"), 3)
+    with pytest.raises(ConfigError, match=r"seed=1.*seed=2"):
+        once(connect, service, resume(state, feed="plain, seed=2"))
 
 
 class TestRanks:
