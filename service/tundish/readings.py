@@ -350,15 +350,16 @@ class Bulk(Reading):
         first = at.base + sum(map(_weight, earlier)) + self._job.rank - len(earlier)
         where = f"{self._job.what}, yield {places.start}"
         if is_list(value):
-            return self._group(items_of(value), where, first)
+            # The step of 0 is what tells a list of one index from that index itself.
+            return self._group(items_of(value), where, first, int(len(value) > 1))
         found = self._checked([value], lambda _: where)
         return found if isinstance(found, Unread) else (found, None, first, 1)
 
-    def _group(self, values: list[Any], where: str, first: int) -> Portion | Unread:
+    def _group(self, values: list[Any], where: str, first: int, step: int = 1) -> Portion | Unread:
         if not values:
             raise ValueError(f"{where}: an empty list of indices is no batch")
         found = self._checked(values, lambda k: f"{where}, place {k}")
-        return found if isinstance(found, Unread) else (found, None, first, 1)
+        return found if isinstance(found, Unread) else (found, None, first, step)
 
 
 def _weight(value: Any) -> int:
