@@ -88,7 +88,8 @@ class Awaiting:
         """
         while True:
             loop = self._running()
-            if loop.thread is threading.current_thread():
+            # Not current_thread(), which makes an object that outlives the thread.
+            if loop.thread.ident == threading.get_ident():
                 raise RuntimeError(
                     "a coroutine of the dataset asked its own loader for a batch, but its loop "
                     "can't wait for itself; use another loader there"
@@ -199,18 +200,25 @@ def _run(loop: asyncio.AbstractEventLoop, ending: threading.Event) -> None:
     """The whole life of a loop's thread."""
     asyncio.set_event_loop(loop)
     try:
-        while not ending.is_set():
-            try:
-                loop.run_forever()
-            except BaseException as error:
-                # SystemExit and KeyboardInterrupt of tasks that user code made get out here. Who
-                # awaits such a task gets them too; the loop is needed further on.
-                what = {"message": "a task made by a dataset ended the loop", "exception": error}
-                loop.call_exception_handler(what)
-        loop.run_until_complete(_wind_up())
+        _turn(loop, ending.is_set)
+        winding_up = loop.create_task(_wind_up())
+        winding_up.add_done_callback(lambda _: loop.stop())
+        _turn(loop, winding_up.done)
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def _turn(loop: asyncio.AbstractEventLoop, done: Callable[[], bool]) -> None:
+    """Run `loop` until `done`, whatever user code does to it."""
+    while not done():
+        try:
+            loop.run_forever()
+        except BaseException as error:
+            # SystemExit and KeyboardInterrupt of tasks that user code made get out here. Who awaits
+            # such a task gets them too; the loop is needed further on.
+            what = {"message": "a task made by a dataset ended the loop", "exception": error}
+            loop.call_exception_handler(what)
 
 
 async def _wind_up() -> None:
