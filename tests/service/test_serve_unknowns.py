@@ -2,10 +2,12 @@
 
 import asyncio
 import itertools
+import threading
 import time
 
 import pytest
 
+from helpers.datasets import Range
 from helpers.raw import Raw, epoch
 from helpers.timing import MS, until
 from tundish import DataLoader, serve
@@ -154,7 +156,7 @@ async def test_out_of_order_start_says_so(path):
             return i
 
     loader = DataLoader(Slow(), num_workers=2, in_order=False)
-    async with serve(loader, socket=path) as server:
+    async with serve(loader, socket=path):
 
         def talk():
             with Raw(path, shared_memory=False) as raw:
@@ -169,8 +171,27 @@ async def test_out_of_order_start_says_so(path):
         async with AsyncClient(path) as client:
             stream = client.epoch(0)
             assert sorted([int(batch[0]) async for batch in stream]) == list(range(6))
-            stream = client.epoch(0, prefetch=1)
-            await anext(stream)
-            await anext(stream)
-            assert all(entry["lag"] >= 0 for entry in server.stats()["streams"])
+    loader.close()
+
+
+async def test_out_of_order_the_lag_is_never_negative(path):
+    """The first batch is held back: all others are acknowledged, the last number being 5 of 5."""
+    opened = threading.Event()
+
+    class FirstWaits(Range):
+        def __getitem__(self, i):
+            if i == 0:
+                opened.wait(10)
+            return i
+
+    loader = DataLoader(FirstWaits(6), num_workers=2, in_order=False, prefetch=6)
+    async with serve(loader, socket=path) as server, AsyncClient(path) as client:
+        stream = client.epoch(0)
+        assert sorted([int((await anext(stream))[0]) for _ in range(5)]) == [1, 2, 3, 4, 5]
+        waiting = asyncio.ensure_future(anext(stream))
+        await until(lambda: server.stats()["streams"][0]["acked"] == 5, "the acknowledgements")
+        (entry,) = server.stats()["streams"]
+        assert (entry["delivered"], entry["lag"]) == (5, 0)
+        opened.set()
+        assert int((await waiting)[0]) == 0
     loader.close()
