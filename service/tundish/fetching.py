@@ -58,6 +58,9 @@ class Fetch:
 
     def __call__(self, indices: list[int], task: Task, place: Place) -> list[Any]:
         """The samples of `indices`, less those that are left out; ``place.places`` says which."""
+        if self._target is None and self._lanes is not None:
+            # The lanes have datasets of their own; this thread needs none.
+            return self._settled(self._outcomes(None, indices, task, place), indices, task, place)
         target = self._target or self._target_here(task)
         if target.together is not None and (self._width == 1 or not target.single):
             return self._fetch_together(target, indices, task, place)
@@ -86,7 +89,7 @@ class Fetch:
 
     def _target_here(self, task: Task) -> _Target:
         """This thread's own dataset."""
-        instance = self._dataset._here(task)
+        instance = self._dataset._instance_for(task)
         if instance.target is None:
             instance.target = _Target(instance.dataset)
         target: _Target = instance.target
@@ -177,14 +180,14 @@ class Fetch:
     # -- side by side ---------------------------------------------------------------------------
 
     def _outcomes(
-        self, target: _Target, indices: list[int], task: Task, place: Place
+        self, target: _Target | None, indices: list[int], task: Task, place: Place
     ) -> list[Outcome | None]:
         """What became of each sample; None if it wasn't loaded."""
-        if target.awaits:
-            dataset = target.dataset
-            return self._on_loop(lambda k: dataset[indices[k]], len(indices), task, place.at)
-        if self._lanes is not None:
-            outcomes = self._in_lanes(self._lanes, indices, task, place)
+        if target is not None and target.awaits:
+            load = target.load
+            return self._on_loop(lambda k: load(indices[k]), len(indices), task, place.at)
+        if target is None or self._lanes is not None:
+            outcomes = self._in_lanes(indices, task, place)
         else:
             outcomes = [*self._try_one_by_one(target.dataset, indices, task, place)]
         values = [None if outcome is None else outcome[0] for outcome in outcomes]
@@ -196,27 +199,25 @@ class Fetch:
         awaited = self._awaited(values, task, place)
         return [o if o is None or o[1] is not None else awaited[k] for k, o in enumerate(outcomes)]
 
-    def _in_lanes(
-        self, lanes: Lanes, indices: list[int], task: Task, place: Place
-    ) -> list[Outcome | None]:
+    def _in_lanes(self, indices: list[int], task: Task, place: Place) -> list[Outcome | None]:
+        assert self._lanes is not None
+
         def call(k: int) -> Any:
             before = here.get()
             try:
                 here.set(place.at(k))
-                return self._dataset_of_lane(task)[indices[k]]
+                return self._target_of_lane(task).load(indices[k])
             finally:
                 here.set(before)
 
         try:
-            return lanes.map(call, len(indices), self._width, task, self._skips is None)
+            return self._lanes.map(call, len(indices), self._width, task, self._skips is None)
         except BaseException as error:
             settle(error, f"dataset[k] for k in {some(indices)}", task)
 
-    def _dataset_of_lane(self, task: Task) -> Any:
-        if self._target is not None:
-            return self._target.dataset
+    def _target_of_lane(self, task: Task) -> _Target:
         try:
-            return self._target_here(task).dataset
+            return self._target or self._target_here(task)
         except BaseException as error:
             raise _NoDataset from error
 
@@ -299,6 +300,15 @@ class _Target:
         getitem = getattr(type(dataset), "__getitem__", None)
         self.single = getitem is not None
         self.awaits = inspect.iscoroutinefunction(getitem)
+
+    def load(self, index: int) -> Any:
+        """Sample `index`, in a lane."""
+        if not self.single:
+            raise TypeError(
+                f"{type(self.dataset).__qualname__}, made by a DatasetFactory, has no __getitem__, "
+                "which items_in_parallel needs; leave that at 1"
+            )
+        return self.dataset[index]
 
 
 class _NoDataset(Exception):

@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +45,12 @@ class DatasetFactory:
     there and the coroutine runs on the loader's loop.
 
     An exception of `function` is the error of the batch that needed the dataset; the next batch
-    tries again. A process that is forked makes its datasets anew, and doesn't touch the parent's. A
-    dataset with a ``close()`` is closed by its thread when that ends, which for workers is when
-    their loader is closed or freed; the consumer's own is closed when the factory is freed. A
-    coroutine function ``close`` is not called.
+    tries again. A process that is forked makes its datasets anew, and doesn't touch the parent's.
+
+    A dataset with a ``close()`` is closed by its own thread: by workers and lanes when they end,
+    which is soon after their loader is closed or freed; by the consumer's thread when that frees
+    the factory, or ends. What ``close`` raises is logged. A coroutine function is not called, and
+    nothing is closed in a thread that is stuck in user code at the end of the process.
 
     A factory is a dataset itself, so views may be made of it. It is picklable if `function` is.
 
@@ -76,7 +79,6 @@ class DatasetFactory:
                 "DataLoader the dataset"
             )
         self._function = function
-        self._local = threading.local()
 
     def __len__(self) -> int:
         """The length of this thread's dataset."""
@@ -92,16 +94,24 @@ class DatasetFactory:
     def __reduce__(self) -> tuple[type[DatasetFactory], tuple[Callable[[], Any]]]:
         return (type(self), (self._function,))
 
+    def __del__(self) -> None:
+        # Only this thread's: those of others may be at work, and their threads see to them.
+        _here.instances.pop(id(self), None)
+
     def _instance(self) -> Instance:
         """This thread's dataset, made if there is none; raises what `function` raises."""
-        found: Instance | None = getattr(self._local, "instance", None)
-        if found is None or found.pid != os.getpid():
-            if found is not None:
-                _leaked.append(found)
-            found = self._local.instance = Instance(self._function())
+        instances = _here.instances
+        found = instances.get(id(self))
+        if found is None or not found.belongs_to(self):
+            # What a fork copied shares file positions and connections with the parent's.
+            _leaked.extend(held for held in instances.values() if held.pid != os.getpid())
+            for key, held in list(instances.items()):
+                if held.is_left():
+                    del instances[key]
+            found = instances[id(self)] = Instance(self, self._function())
         return found
 
-    def _here(self, task: Task) -> Instance:
+    def _instance_for(self, task: Task) -> Instance:
         """This thread's dataset for `task`'s batch, whose error it is if it can't be made."""
         try:
             return self._instance()
@@ -110,7 +120,7 @@ class DatasetFactory:
 
 
 class Instance:
-    """One thread's dataset, closed when the thread ends.
+    """One thread's dataset, closed when the thread lets go of it.
 
     Attributes:
         dataset: what the factory's function returned.
@@ -118,28 +128,49 @@ class Instance:
         target: room for what the fetching code knows of it.
     """
 
-    __slots__ = ("dataset", "pid", "target")
+    __slots__ = ("_factory", "dataset", "pid", "target")
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, factory: DatasetFactory, dataset: Any) -> None:
         kind = type(dataset)
         if not hasattr(kind, "__getitem__") and not hasattr(kind, "__getitems__"):
             raise TypeError(
                 f"the function of a DatasetFactory returned {kind.__qualname__}, which has no "
                 "__getitem__; it must return a map-style dataset"
             )
+        self._factory = weakref.ref(factory)
         self.pid = os.getpid()
         self.target: Any = None
         self.dataset = dataset
 
+    def belongs_to(self, factory: DatasetFactory) -> bool:
+        """Whether it is `factory`'s in this process, and not that of a freed one or a parent's."""
+        return self._factory() is factory and self.pid == os.getpid()
+
+    def is_left(self) -> bool:
+        """Whether nobody can ask for it any more."""
+        return self._factory() is None or self.pid != os.getpid()
+
     def __del__(self) -> None:
         # Set last, so that an Instance that refused its dataset doesn't have it.
         close = getattr(getattr(self, "dataset", None), "close", None)
-        if not callable(close) or inspect.iscoroutinefunction(close) or os.getpid() != self.pid:
+        if not callable(close) or inspect.iscoroutinefunction(close) or self.pid != os.getpid():
             return
         try:
             close()
         except Exception:
-            _log.warning("close() of a dataset of this thread failed", exc_info=True)
+            _log.warning("close() of a DatasetFactory's dataset failed", exc_info=True)
+
+
+class _Thread(threading.local):
+    """What a thread keeps for as long as it lives."""
+
+    def __init__(self) -> None:
+        #: By the id of the factory.
+        self.instances: dict[int, Instance] = {}
+        self.initialised_by: object = None
+
+
+_here = _Thread()
 
 
 # -- numbers of workers ------------------------------------------------------------------------
@@ -191,9 +222,6 @@ def get_worker_info() -> WorkerInfo | None:
     return WorkerInfo(number, origin.num_workers, (origin.seed + number) % 2**64, origin.dataset)
 
 
-_thread = threading.local()
-
-
 def call_once_per_worker(function: Callable[[int], object], task: Task) -> None:
     """Call a ``worker_init_fn`` with the worker's number, before the first batch of its thread.
 
@@ -202,10 +230,10 @@ def call_once_per_worker(function: Callable[[int], object], task: Task) -> None:
     """
     number = task.worker
     # A worker's thread belongs to one loader, which has one such function for all its life.
-    if number is None or getattr(_thread, "initialised_by", None) is function:
+    if number is None or _here.initialised_by is function:
         return
     try:
         function(number)
     except BaseException as error:
         settle(error, f"worker_init_fn({number})", task)
-    _thread.initialised_by = function
+    _here.initialised_by = function
