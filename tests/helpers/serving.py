@@ -35,7 +35,10 @@ class Service:
     Attributes:
         socket: the path of the Unix socket, in a short temporary folder.
         process: the server's process.
+        patience: seconds that a start may take; a subclass whose files import much sets more.
     """
+
+    patience = 10000 * MS
 
     def __init__(
         self,
@@ -69,10 +72,11 @@ class Service:
             wait_for(
                 lambda: process.poll() is not None or listening(self.socket),
                 f"the service at {self.socket}",
-                timeout=10000 * MS,
+                timeout=self.patience,
             )
         except AssertionError:
             process.kill()
+            process.wait()
             raise
         assert process.poll() is None, f"the service ended at once:\n{self.output}"
         return process

@@ -80,16 +80,18 @@ def test_a_sampler(sampler, workers):
 
 
 def test_a_sampler_is_read_anew_each_pass_in_both():
-    class Growing:
-        def __init__(self):
-            self.passes = 0
+    class Changing:
+        indices = range(1)
 
         def __iter__(self):
-            self.passes += 1
-            return iter(range(self.passes))
+            return iter(self.indices)
 
-    found = [passes(make(Items(10), 2, sampler=Growing()), 3) for make in (ours, theirs)]
-    assert found[0] == found[1] == [[[0]], [[0, 1]], [[0, 1], [2]]]
+    for make in (theirs, ours):
+        sampler = Changing()
+        loader = make(Items(10), 2, sampler=sampler)
+        for indices, expected in (([0], [[0]]), ([3, 1, 2], [[3, 1], [2]]), ([], [])):
+            sampler.indices = indices
+            assert list(iter(loader)) == expected
 
 
 @WORKERS

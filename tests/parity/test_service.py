@@ -130,9 +130,19 @@ LOADERS = {
 ANY_EPOCH = sorted(LOADERS.keys() - {"given", "stream"})
 
 
+# The first test pays for the start.
+pytestmark = pytest.mark.timeout(80)
+
+
+class WithTorch(Service):
+    """Its start imports torch, which takes seconds where the processor is shared."""
+
+    patience = 60
+
+
 @pytest.fixture(scope="module")
 def service():
-    started = Service(FEEDS, "feeds", env={"PYTHONPATH": str(TESTS)})
+    started = WithTorch(FEEDS, "feeds", env={"PYTHONPATH": str(TESTS)})
     yield started
     started.cleanup()
 

@@ -206,6 +206,7 @@ def test_random_split(lengths, seed):
     ]
 
 
+@pytest.mark.filterwarnings("ignore:Length of split at index 1 is 0:UserWarning")
 @pytest.mark.parametrize("lengths", [[1 / 3, 1 / 3, 1 / 3], [0.1, 0.2, 0.7], [0.99, 0.01]])
 @pytest.mark.parametrize("n", [10, 11, 1000])
 def test_the_lengths_of_fractions(n, lengths):
