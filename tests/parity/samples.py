@@ -7,9 +7,11 @@ from multiprocessing.sharedctypes import Synchronized
 from subprocess import CalledProcessError
 from typing import Any
 
+import torch
 from torch.utils import data as torch_data
 
 from helpers.datasets import Range, Slow
+from tundish import sample_rng
 
 
 class TwoArguments(Exception):
@@ -103,6 +105,27 @@ class Counted(Range):
         with self.counter.get_lock():
             self.counter.value += 1
         return index
+
+
+class Noisy(Range):
+    """Samples with noise from the generator that each loader's documents advise."""
+
+    def __init__(self, n: int, draw: Any) -> None:
+        super().__init__(n)
+        self.draw = draw
+
+    def __getitem__(self, index: int) -> float:
+        return index + float(self.draw())
+
+
+def of_torch() -> float:
+    """A number of torch's global generator, which each worker process seeds anew."""
+    return torch.rand(()).item()
+
+
+def of_the_sample() -> float:
+    """A number of the sample's own generator."""
+    return sample_rng().random()
 
 
 class Numbers(torch_data.IterableDataset[int]):

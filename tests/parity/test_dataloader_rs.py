@@ -1,17 +1,36 @@
 """dataloader-rs 0.2.0, from its own wheel: the same options give the same batches."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
+from dataloader_rs import PyDataloader
 
 from helpers.datasets import Gate
-from helpers.timing import wait_for
+from helpers.timing import MS, wait_for
 from parity.peers import SEEDS, SIZES, assert_same_passes, ours, passes
 from parity.rs import Bulk, Items, theirs
 from tundish import DataLoader
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
+
+
+class Busy:
+    """How many threads were in `item` at a time, at most."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.now = self.most = 0
+
+    def item(self, index):
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(3 * MS)
+        with self.lock:
+            self.now -= 1
+        return index
 
 
 # -- order -------------------------------------------------------------------------------------
@@ -168,3 +187,29 @@ def test_at_most_workers_and_prefetch_batches_are_ahead_in_both(workers):
         dataset.opened.set()
         wait_for(lambda: len(dataset.asked) >= 6, "the window to be full")
         assert len(dataset.asked) <= 7
+
+
+@WORKERS
+def test_no_more_samples_at_once_than_workers_have_lanes(workers):
+    for make in (theirs, ours):
+        busy = Busy()
+        loader = make(Items(48, busy.item), 8, num_workers=workers, items_in_parallel=3)
+        assert [len(batch) for batch in loader] == [8] * 6
+        assert 2 <= busy.most <= 3 * max(1, workers)
+
+
+def test_more_workers_than_batches():
+    same = {"num_workers": 7}
+    assert list(ours(Items(3), 2, **same)) == list(theirs(Items(3), 2, **same)) == [[0, 1], [2]]
+
+
+def test_arguments_stand_in_torchs_places_here_and_in_others_there():
+    other = PyDataloader(Items(4), 2, True)  # a prefetch_depth of True
+    assert list(other) == [[0, 1], [2, 3]]
+    mine = DataLoader(Items(4), 2, True, seed=7, order="dataloader-rs", collate_fn=list)
+    assert list(mine) == list(theirs(Items(4), 2, shuffle=True, seed=7))
+
+
+def test_a_loader_has_attributes_here_and_none_there():
+    assert [name for name in dir(theirs(Items(4), 2)) if not name.startswith("_")] == []
+    assert ours(Items(4), 2).batch_size == 2

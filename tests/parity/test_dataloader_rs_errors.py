@@ -187,6 +187,13 @@ def test_what_they_accept_by_accident_we_refuse(options):
         DataLoader(Items(4), **options)
 
 
+def test_prefetch_depth_is_prefetch_here():
+    theirs(Items(4), 2, prefetch_depth=3)
+    with pytest.raises(ConfigError, match="prefetch_depth=3.*use prefetch="):
+        ours(Items(4), 2, prefetch_depth=3)
+    assert ours(Items(4), 2, prefetch=3).prefetch == 3
+
+
 def test_a_seed_without_shuffle_is_refused_there_and_harmless_here():
     with pytest.raises(ValueError, match="shuffle"):
         theirs(Items(4), 2, seed=7)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from torch.utils import data as torch_data
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 import tundish
 from parity.peers import flat, generator, ours, passes, theirs
@@ -46,6 +48,7 @@ MAPS = {
     "a list": [(k, float(k)) for k in range(8)],
     "a dict": {k: k * k for k in range(8)},
     "a tensor": torch.arange(12.0).reshape(6, 2),
+    "MapDataPipe": SequenceWrapper(range(7)),
     "an array": np.arange(12.0).reshape(6, 2),
 }
 
@@ -55,6 +58,7 @@ STREAMS = {
     "IterableDataset of full batches": Numbers(0, 9),
     "IterableDataset of nothing": Numbers(0, 0),
     "ChainDataset": torch_data.ChainDataset([Numbers(0, 4), Numbers(10, 0), Numbers(20, 5)]),
+    "IterDataPipe": IterableWrapper(range(7)).map(str),
     "ChainDataset by +": Numbers(0, 4) + Numbers(10, 3),
 }
 
@@ -170,7 +174,19 @@ def test_a_negative_index_counts_from_the_end_in_both(module):
 
 # -- samplers of torch's, and anything else that yields indices ---------------------------------
 
+
+class Backwards(torch_data.Sampler):
+    """A sampler of a user's."""
+
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        return iter(range(19, -1, -1))
+
+
 GIVEN = {
+    "of a user": Backwards,
     "SequentialSampler": lambda: torch_data.SequentialSampler(range(20)),
     "RandomSampler": lambda: torch_data.RandomSampler(range(20), generator=generator(7)),
     "with replacement": lambda: torch_data.RandomSampler(range(20), True, 33, generator(7)),

@@ -11,7 +11,7 @@ import tundish
 from helpers.datasets import Range, Slow
 from helpers.timing import MS
 from parity.peers import PROCESSES, flat, generator, ours, passes, theirs
-from parity.samples import Counted, Informed, Noted
+from parity.samples import Counted, Informed, Noisy, Noted, of_the_sample, of_torch
 
 BOTH = pytest.mark.parametrize("make", [theirs, ours], ids=["torch", "tundish"])
 
@@ -70,6 +70,24 @@ def test_worker_info_inside_and_outside_of_workers(make, ask):
     }
     assert len({(worker, seed) for worker, _, seed, _ in found}) == 2
     assert flat(make(Informed(ask), 2)) == [None] * 40
+
+
+def test_workers_use_the_one_dataset_here_and_copies_there():
+    mine, other = Range(20), Range(20)
+    assert flat(ours(mine, 2, num_workers=2)) == flat(theirs(other, 2, num_workers=2))
+    assert sorted(mine.asked) == list(range(20))
+    assert other.asked == []
+
+
+def test_noise_depends_on_the_number_of_workers_there_and_not_here():
+    def drawn(make, draw, workers, **seed):
+        torch.manual_seed(7)
+        return flat(make(Noisy(12, draw), 3, num_workers=workers, **seed))
+
+    assert drawn(theirs, of_torch, 0) != drawn(theirs, of_torch, 2)
+    expected = drawn(ours, of_the_sample, 0, seed=7)
+    assert len({value % 1 for value in expected}) == 12
+    assert drawn(ours, of_the_sample, 2, seed=7) == expected
 
 
 @BOTH

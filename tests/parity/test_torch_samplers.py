@@ -195,6 +195,26 @@ def test_a_distributed_loader_that_forgets_set_epoch_repeats_itself_there_and_no
     assert second == list(sampler)
 
 
+def test_ranks_come_from_the_process_group_in_both():
+    for module, error in ((torch_data, ValueError), (tundish, tundish.ConfigError)):
+        with pytest.raises(error, match="initiali"):
+            module.DistributedSampler(range(10))
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        expected = list(torch_data.DistributedSampler(range(10), seed=7))
+        assert list(tundish.DistributedSampler(range(10), seed=7, order="torch")) == expected
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_generator_is_a_seed_and_an_order_here():
+    with pytest.raises(tundish.ConfigError, match="seed="):
+        tundish.RandomSampler(range(10), generator=generator(7))
+    expected = list(torch_data.RandomSampler(range(10), generator=generator(7)))
+    assert list(tundish.RandomSampler(range(10), seed=7, order="torch")) == expected
+
+
 @pytest.mark.parametrize("lengths", [[7, 3], [10], [0, 10], [5, 5], [0.5, 0.5], [0.3, 0.3, 0.4]])
 @EACH_SEED
 def test_random_split(lengths, seed):
@@ -206,7 +226,10 @@ def test_random_split(lengths, seed):
     ]
 
 
-@pytest.mark.filterwarnings("ignore:Length of split at index 1 is 0:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Length of split at index 1 is 0:UserWarning",
+    "ignore:random_split. part 1 is empty:UserWarning",
+)
 @pytest.mark.parametrize("lengths", [[1 / 3, 1 / 3, 1 / 3], [0.1, 0.2, 0.7], [0.99, 0.01]])
 @pytest.mark.parametrize("n", [10, 11, 1000])
 def test_the_lengths_of_fractions(n, lengths):
