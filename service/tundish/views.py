@@ -102,7 +102,7 @@ class ConcatDataset(View):
                 fetches[part] = Fetch(label, dataset, [], [])
             fetches[part].indices.append(below)
             fetches[part].places.append(at)
-        ordered = [fetches[part] for part in sorted(fetches)]
+        ordered = list(fetches.values())
 
         def join(found: list[list[Any]]) -> list[Any]:
             samples: list[Any] = [None] * len(indices)

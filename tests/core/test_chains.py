@@ -108,6 +108,23 @@ def test_after_an_error_the_chain_goes_on():
     assert len(found) == 5
 
 
+def test_what_has_ended_is_not_asked_again():
+    class Reviving(_Failing):
+        def __next__(self):
+            try:
+                return super().__next__()
+            except StopIteration:
+                self.letters = iter("again")
+                raise
+
+    class Revived(Failing):
+        def __iter__(self):
+            return Reviving(self.letters)
+
+    worse = OSError("worse")
+    assert everything(iter(ChainDataset([Revived("a"), Failing(worse), "c"]))) == ["a", worse, "c"]
+
+
 def test_what_cannot_be_chained_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"dataset 1 is a \w+, which can be read only once"):
         ChainDataset([Letters("a"), iter("ab")])

@@ -242,6 +242,16 @@ def test_random_numbers_do_not_depend_on_the_batched_fetch(view):
     assert len({value for batch in expected for value in np.ravel(batch)}) >= 6
 
 
+def test_windows_share_what_was_drawn_for_the_first_of_them():
+    def batches(kind, batch_size):
+        return list(DataLoader(WindowsDataset(kind(TENS), 2), batch_size, collate_fn=list, seed=3))
+
+    assert batches(NoisyBatched, 1) == batches(NoisyRows, 1)
+    (first, second), *_ = batches(NoisyBatched, 2)
+    assert first == batches(NoisyRows, 2)[0][0]
+    assert second[0] == first[1]
+
+
 # -- arguments ---------------------------------------------------------------------------------
 
 
