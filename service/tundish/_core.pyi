@@ -5,7 +5,7 @@ calls release the interpreter and look at the process's signals every 50 ms.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeAlias, final
 
 from typing_extensions import Buffer
 
@@ -153,7 +153,7 @@ class ArraySource:
         selection: Buffer | None = None,
     ) -> ArraySource: ...
 
-Portion = tuple[list[int], list[Any] | None, int, int]
+_Portion: TypeAlias = tuple[list[int], list[Any] | None, int, int]
 """Indices, samples if they were read already, the first one's position, the step to the next."""
 
 @final
@@ -163,7 +163,7 @@ class Reader:
     It is called for one batch at a time, in order. What it raises is the failure of that batch.
     """
 
-    def __new__(cls, read: Callable[[int, Callable[[], bool]], Portion | None]) -> Reader: ...
+    def __new__(cls, read: Callable[[int, Callable[[], bool]], _Portion | None]) -> Reader: ...
 
 @final
 class Task:
@@ -216,6 +216,7 @@ class Run:
     """One production of an epoch. Dropping it cancels it.
 
     `epoch` is that of a `Reader`. With `timeout` (s) a batch that takes longer on a pool fails.
+    With `samples` a batch fails that has an index of that or more.
     """
 
     def __new__(
@@ -233,6 +234,7 @@ class Run:
         token: int = 0,
         epoch: int = 0,
         timeout: float | None = None,
+        samples: int | None = None,
     ) -> Run: ...
     def take(self) -> Batch | Failure | End | None:
         """The next cell; None while there is none. Never blocks."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tundish.yields import check_sampler
 from tundish_client.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -108,14 +109,11 @@ def is_iterable(dataset: Any) -> bool:
     kind = type(dataset)
     name = f"dataset={_shown(dataset)}"
     if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
+        check_sampler("dataset", dataset)
         return True
     if not (hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")):
-        if hasattr(kind, "__next__"):
-            raise ConfigError(
-                f"{name} is an iterator, which gives its samples once; give an object whose "
-                "__iter__ starts anew for every epoch"
-            )
         if hasattr(kind, "__iter__"):
+            check_sampler("dataset", dataset)
             return True
         raise ConfigError(
             f"{name} has no __getitem__; a dataset needs __len__ and __getitem__, or __iter__ if "

@@ -242,6 +242,7 @@ class Epoch:
             start=start,
             pooled=pooled,
             wake=wake,
+            samples=self.loader._planning.limit(),
         )
         return run
 

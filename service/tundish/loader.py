@@ -166,7 +166,8 @@ class DataLoader(Positioned):
             )
         )
         self._seed_drawn = seed is None
-        self._lasting_order = seed is not None or not self.shuffle
+        draws = self.shuffle or getattr(self._planning.sampler, "_drawn", False)
+        self._lasting_order = seed is not None or not draws
         self._frozen = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -318,6 +319,7 @@ class DataLoader(Positioned):
             pooled=True,
             arena=arena,
             wake=Wake(waker, token),
+            samples=self._planning.limit(),
         )
 
     def _describe(self) -> dict[str, Any]:

@@ -105,6 +105,11 @@ class Planning:
             error.add_note("tundish: in len(dataset), read at the start of an epoch")
             raise
 
+    def limit(self) -> int | None:
+        """What every index must be below, where a sampler's plan may go beyond it."""
+        planned = getattr(self.sampler, "_plan", None) is not None
+        return self.samples() if planned else None
+
     def plan(
         self,
         epoch: int,
@@ -166,7 +171,17 @@ class Planning:
             )
         own = getattr(self.sampler, "_plan", None)
         if own is not None:
-            plan: _core.Plan = own(epoch, size or 1, self.drop_last, rank, world, uneven)
+            # A sampler that drew its seed takes the loader's: one seed says it all.
+            drawn = getattr(self.sampler, "_drawn", False)
+            plan: _core.Plan = own(
+                epoch,
+                size or 1,
+                self.drop_last,
+                rank,
+                world,
+                uneven,
+                seed=seed if drawn else None,
+            )
             return plan
         return read_sampler(
             self.sampler,
@@ -212,8 +227,10 @@ class Planning:
         """The order with its version; a sampler's with all that it depends on."""
         identity = getattr(self.sampler, "_identity", None)
         if isinstance(identity, str):
-            drawn = getattr(self.sampler, "_seed", None)
-            return identity if drawn is None else f"{identity} seed={drawn}"
+            own = getattr(self.sampler, "_seed", None)
+            if own is None or getattr(self.sampler, "_drawn", False):
+                return identity
+            return f"{identity} seed={own}"
         return self._plan(0, (0, world, "pad"), size, seed).order
 
 

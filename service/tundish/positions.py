@@ -142,7 +142,9 @@ class Positioned:
                 "in_order=False hands out batches as they are ready: there is no position"
             )
         rank, world, uneven, batch_size = shard
+        own = {} if batch_size is None else {"batch_size": batch_size}
         return {
+            **own,
             "feed": None,
             "epoch": place.epoch,
             "batch": place.batch,

@@ -137,8 +137,12 @@ class Running:
         pooled: bool,
         arena: _core.Arena | None = None,
         wake: Wake | None = None,
+        samples: int | None = None,
     ) -> _core.Run:
-        """A run from batch `start` on; batches are encoded into `arena`, if one is given."""
+        """A run from batch `start` on; batches are encoded into `arena`, if one is given.
+
+        Indices from `samples` on are errors; None where there can't be any.
+        """
         making = self.making
         if arena is None and isinstance(source, _core.ArraySource):
             arena = self._own_arena()
@@ -157,6 +161,7 @@ class Running:
             waker=None if wake is None else wake.waker,
             token=0 if wake is None else wake.token,
             timeout=making.timeout,
+            samples=samples,
         )
 
     def _own_arena(self) -> _core.Arena:

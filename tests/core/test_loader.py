@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.datasets import MODES, Fail, Range, outcomes
-from tundish import ArrayDataset, ConfigError, DataLoader
+from tundish import ArrayDataset, ConfigError, DataLoader, SubsetRandomSampler
 
 TABLES = json.loads((Path(__file__).parent / "seed_tables.json").read_text())
 FLAGS = [(shuffle, drop) for shuffle in (False, True) for drop in (False, True)]
@@ -403,3 +403,15 @@ def test_a_huge_shuffled_dataset_starts_at_once_and_needs_no_index_list():
     loader = DataLoader(Huge(200_000_000), 32, True, seed=1)
     assert len(next(iter(loader))) == 32
     assert len(next(loader.epoch(5, start=len(loader) - 1))) == 200_000_000 % 32 or 32
+
+
+@pytest.mark.parametrize("dataset", [Range(6), ArrayDataset(np.arange(6))])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_index_of_a_planned_sampler_that_is_none_is_an_index_error(dataset, workers):
+    loader = DataLoader(
+        dataset, 2, sampler=SubsetRandomSampler([99, 1], seed=1), num_workers=workers
+    )
+    (error,) = outcomes(iter(loader))
+    assert type(error) is IndexError
+    assert "99" in str(error)
+    assert "6 samples" in str(error)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.datasets import Range
-from tundish import ArrayDataset, ConfigError, DataLoader
+from tundish import ArrayDataset, ConfigError, DataLoader, RandomSampler
 
 WORKERS = pytest.mark.parametrize("workers", [0, 4])
 
@@ -84,6 +84,15 @@ def test_an_epoch_has_a_position_of_its_own():
     assert rows(loader.resume(saved(one))) == rows(loader.epoch(3, start=1))
 
 
+def test_a_batch_size_of_its_own_is_part_of_the_position():
+    loader = shuffled()
+    stream = loader.epoch(3, batch_size=25)
+    next(stream)
+    state = saved(stream)
+    assert state["batch_size"] == 25
+    assert rows(shuffled().resume(state)) == rows(stream)
+
+
 def test_an_error_counts_as_a_batch():
     class Bad(Range):
         def __getitem__(self, index):
@@ -151,6 +160,20 @@ def test_a_drawn_seed_is_taken_on_with_the_position():
     second.load_state_dict(saved(first))
     assert second.seed == first.seed
     assert rows(second) == rows(stream)
+
+
+def test_a_samplers_drawn_seed_is_the_loaders():
+    first = DataLoader(Range(50), 5, sampler=RandomSampler(50))
+    again = DataLoader(Range(50), 5, sampler=RandomSampler(50), seed=first.seed)
+    assert rows(again.epoch(3)) == rows(first.epoch(3))
+    stream = iter(first)
+    next(stream)
+    second = DataLoader(Range(50), 5, sampler=RandomSampler(50))
+    second.load_state_dict(saved(first))
+    assert rows(second) == rows(stream)
+    given = DataLoader(Range(50), 5, sampler=RandomSampler(50, seed=1), seed=first.seed)
+    with pytest.raises(ConfigError, match=r"order=.*seed=1"):
+        given.load_state_dict(saved(first))
 
 
 def test_an_order_without_a_seed_goes_on_without_one():

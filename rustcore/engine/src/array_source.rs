@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::body::ALIGNMENT;
 use crate::encode::{ArrayRef, pack_list, pack_map, pack_str};
-use crate::error::Foreign;
+use crate::error::{Foreign, NoSuchSample};
 use crate::source::{Loaded, Source, Task};
 
 /// Rows are copied in pieces of this many, with a look at the task's cancellation between.
@@ -172,8 +172,8 @@ impl ArraySource {
 impl Source for ArraySource {
     fn load(&self, task: &Arc<Task>) -> Result<Loaded, Foreign> {
         let rows = task.indices.len();
-        if let Some(bad) = task.indices.iter().find(|&&index| index >= self.samples()) {
-            return Err(format!("sample {bad} of an array dataset of {} samples", self.samples()).into());
+        if let Some(&bad) = task.indices.iter().find(|&&index| index >= self.samples()) {
+            return Err(Box::new(NoSuchSample { index: bad, samples: self.samples() }));
         }
         let (offsets, bytes) = self.layout(rows);
         let body = task.allocate(bytes)?;
@@ -284,6 +284,6 @@ mod tests {
         // SAFETY: `data` outlives the source.
         let source = unsafe { ArraySource::new(vec![field(&data, &[4], &[2], 0)], Container::List) };
         let error = source.expect("a source").load(&task(vec![0, 4])).expect_err("must fail");
-        assert_eq!(error.to_string(), "sample 4 of an array dataset of 4 samples");
+        assert_eq!(error.to_string(), "index 4 is out of range for a dataset of 4 samples");
     }
 }

@@ -86,4 +86,7 @@ pub struct Options {
     pub waker: Option<(Arc<Waker>, u64)>,
     /// How long a batch may take, on a pool; `None` for as long as it likes.
     pub timeout: Option<Duration>,
+    /// How many samples there are; a batch with an index beyond them fails. `None` where
+    /// that can't be, or whoever reads the samples looks.
+    pub samples: Option<u64>,
 }

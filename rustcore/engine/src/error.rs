@@ -5,6 +5,16 @@ use crate::order::PlanError;
 /// An error of somebody else's code (a dataset, a collate function), carried whole.
 pub type Foreign = Box<dyn std::error::Error + Send + Sync>;
 
+/// An index that a native dataset does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("index {index} is out of range for a dataset of {samples} samples")]
+pub struct NoSuchSample {
+    /// The index.
+    pub index: u64,
+    /// How many samples there are.
+    pub samples: u64,
+}
+
 /// Why a batch could not be produced.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -23,7 +23,7 @@
 //! let plan = Arc::new(Plan::new(spec).unwrap());
 //! let options = RunOptions {
 //!     start: 0, window: 3, in_order: true, encode: false, arena: Arena::new(1 << 20), waker: None,
-//!     timeout: None,
+//!     timeout: None, samples: None,
 //! };
 //! let run = Run::new(plan, Arc::new(Squares), options);
 //! let pool = Pool::new(2, "worker", &(Arc::new(|work: &mut dyn FnMut()| work()) as _)).unwrap();
@@ -65,7 +65,7 @@ pub use array_source::{ArraySource, Container, Field};
 pub use body::{ALIGNMENT, Body};
 pub use cancel::Cancel;
 pub use cell::{Batch, Cell, Failure, Options as RunOptions, Supply};
-pub use error::{Error, Foreign};
+pub use error::{Error, Foreign, NoSuchSample};
 pub use fan::Fan;
 pub use order::{Order, OrderSpec, Permutation, PlanError, Sampling};
 pub use plan::{Plan, PlanSpec, Uneven};

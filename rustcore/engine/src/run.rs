@@ -10,7 +10,7 @@ use crate::arena::Reservation;
 use crate::cancel::Cancel;
 use crate::cell::{Batch, Cell, Failure, Options, Supply};
 use crate::deadlines::{Deadlines, Entry};
-use crate::error::Error;
+use crate::error::{Error, NoSuchSample};
 use crate::plan::Plan;
 use crate::pool::{Bell, Job, Pool, Work, Worker};
 use crate::reader::Portion;
@@ -241,6 +241,9 @@ impl Run {
             Ok(portion) => portion,
             Err(error) => return Some(Err(Box::new(Failure { batch, samples: Vec::new(), error }))),
         };
+        if let Some(error) = self.beyond(&portion.indices) {
+            return Some(Err(Box::new(Failure { batch, samples: portion.indices, error })));
+        }
         let epoch = match &self.supply {
             Supply::Plan(plan) => plan.spec().epoch,
             Supply::Reader(_, epoch) => *epoch,
@@ -256,6 +259,13 @@ impl Run {
             Ok(loaded) => Ok(Box::new(self.finish(&task, loaded, claimed))),
             Err(error) => Err(Box::new(Failure { batch, samples: task.indices.clone(), error })),
         })
+    }
+
+    /// The error of a batch with an index that the dataset doesn't have.
+    fn beyond(&self, indices: &[u64]) -> Option<Error> {
+        let samples = self.options.samples?;
+        let index = *indices.iter().find(|&&index| index >= samples)?;
+        Some(Error::Source(Box::new(NoSuchSample { index, samples })))
     }
 
     /// What the batch consists of; `None` if the epoch ends before it.

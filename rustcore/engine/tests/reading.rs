@@ -55,7 +55,16 @@ impl Source for Items {
 
 fn options(window: u64) -> RunOptions {
     let arena = Arena::new(1 << 20);
-    RunOptions { start: 0, window, in_order: true, encode: false, arena, waker: None, timeout: None }
+    RunOptions {
+        start: 0,
+        window,
+        in_order: true,
+        encode: false,
+        arena,
+        waker: None,
+        timeout: None,
+        samples: None,
+    }
 }
 
 fn pool(workers: usize) -> Pool {

@@ -56,6 +56,7 @@ fn options(window: u64) -> RunOptions {
         arena: Arena::new(1 << 20),
         waker: None,
         timeout: None,
+        samples: None,
     }
 }
 
@@ -266,4 +267,15 @@ fn a_waker_is_written_once_per_look_and_names_its_runs() {
     }
     assert_eq!(waker.drain(), [7, 9]);
     assert!(waker.drain().is_empty());
+}
+
+#[test]
+fn an_index_beyond_the_samples_fails_its_batch_and_no_other() {
+    let run = Run::new(plan(6, 2), source(echo), RunOptions { samples: Some(3), ..options(3) });
+    let pool = pool(2);
+    run.start_on(&pool);
+    assert_eq!(next(&run).unwrap().unwrap().samples, [0, 1]);
+    let failure = next(&run).unwrap().unwrap_err();
+    assert_eq!(failure.error.to_string(), "index 3 is out of range for a dataset of 3 samples");
+    assert_eq!((failure.batch, failure.samples), (1, vec![2, 3]));
 }

@@ -1,8 +1,8 @@
 //! The one place where the engine's errors become Python's.
 
-use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTimeoutError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyOSError, PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
-use tundish_engine::{Error, PlanError};
+use tundish_engine::{Error, NoSuchSample, PlanError};
 
 /// The Python exception for an engine error. An exception that user code raised comes
 /// out as itself: same object, traceback and all.
@@ -12,6 +12,7 @@ pub(crate) fn to_py(error: Error) -> PyErr {
             Ok(own) => *own,
             Err(other) => match other.downcast::<Error>() {
                 Ok(inner) => to_py(*inner),
+                Err(other) if other.is::<NoSuchSample>() => PyIndexError::new_err(other.to_string()),
                 Err(other) => PyRuntimeError::new_err(other.to_string()),
             },
         },
