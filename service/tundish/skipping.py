@@ -34,7 +34,8 @@ class Skips:
             ValueError: nothing is left of the batch; from the first error.
         """
         for k, error in failed.items():
-            self._tell(indices[k], error, task)
+            where = place_of(f"dataset[{indices[k]}]", task)
+            self._tell(f"left out sample {where}: {shown(error)}")
         if len(failed) == len(indices):
             first = next(iter(failed.values()))
             empty = ValueError(
@@ -48,19 +49,15 @@ class Skips:
     def tell_of_fetch(self, error: BaseException, indices: list[int], task: Task) -> None:
         """Tell that a batched fetch failed, and that its samples are loaded one by one."""
         where = place_of(f"dataset.__getitems__({some(indices)})", task)
-        self._line("%s failed: %s; its samples are loaded one by one", where, shown(error))
+        self._tell(f"{where} failed: {shown(error)}; its samples are loaded one by one")
 
-    def _tell(self, index: int, error: BaseException, task: Task) -> None:
-        where = place_of(f"dataset[{index}]", task)
-        self._line("left out sample %s: %s", where, shown(error))
-
-    def _line(self, text: str, where: str, error: str) -> None:
+    def _tell(self, text: str) -> None:
         with self._lock:
             self._told += 1
             number = self._told
-        if number <= _LINES:
-            _log.warning(text, where, error)
+        if number < _LINES:
+            _log.warning("%s", text)
+        elif number == _LINES:
+            _log.warning("%s (from here on, one line for every %d)", text, _EVERY)
         elif number % _EVERY == 0:
-            _log.warning(
-                "%d lines such as this one in this run so far: " + text, number, where, error
-            )
+            _log.warning("%d failures in this run so far; the latest: %s", number, text)

@@ -261,7 +261,7 @@ def test_indices_are_plain_ints(workers):
 
 def encoded(loader, count):
     arena, waker = _core.Arena(1 << 26), _core.Waker()
-    run = loader._open(0, arena=arena, waker=waker, token=1)
+    run = loader._open(0, plan=loader._plan(0), arena=arena, waker=waker, token=1)
     cells = [run.next() for _ in range(count)]
     assert isinstance(run.next(), _core.End)
     return cells
