@@ -81,7 +81,8 @@ class RandomSampler(Planned, own=True):
         num_samples: indices in an epoch; None for as many as there are samples. Without
             replacement more than that are one permutation after the other.
         generator: must be None; give `seed` instead.
-        seed: 0 to 2**64 - 1; None draws one, which ``sampler.seed`` tells.
+        seed: 0 to 2**64 - 1; None draws one, which ``sampler.seed`` tells; given to a DataLoader,
+            such a sampler goes by the loader's seed.
         order: "stable" (the same for ever), or whose generator PyTorch would draw from: "torch"
             (the sampler's own, seeded with `seed`), "torch:shared" (the DataLoader has it too),
             "torch:default" (the default one, after ``torch.manual_seed(seed)``); with
