@@ -213,3 +213,27 @@ async def test_errors_of_the_async_client(service, name):
     assert (before.tolist(), after.tolist(), end) == ([0, 1], [4, 5], "end")
     assert type(error) is type(make())
     assert {key: getattr(error, key) for key in attributes} == attributes
+
+
+def test_two_services_share_an_epoch(serve):
+    # What worker processes are for: two interpreters that prepare the halves of each batch.
+    source = """
+        import os
+        from tundish import DataLoader, MapDataset
+
+        def work(number):
+            return number, os.getpid()
+
+        train = DataLoader(MapDataset(range(100), work), 4, shuffle=True, seed=7, order="torch")
+    """
+    halves, makers = [], set()
+    for rank in range(2):
+        service = serve(source)
+        with Client(service.socket) as client:
+            found = list(client.epoch(1, rank=rank, world_size=2))
+        halves.append([number for numbers, _ in found for number in numbers.tolist()])
+        makers |= {pid for _, pids in found for pid in pids.tolist()}
+    whole = torch_data.DataLoader(range(100), shuffle=True, generator=generator(7))
+    _, expected = (torch.cat(list(whole)).tolist() for _ in range(2))
+    assert [number for pair in zip(*halves, strict=True) for number in pair] == expected
+    assert len(makers) == 2
