@@ -150,9 +150,19 @@ fn the_rows_of_the_specification_hold() {
     assert!(block.lines().count() > 10);
     for line in block.lines() {
         let (place, expected) = line.split_once(": ").unwrap();
-        let words: Vec<&str> = place.split([' ', '=']).collect();
-        let number = |word: usize| words[word].parse().unwrap();
-        let order = build(words[0].parse().unwrap(), number(2), number(4), number(6));
+        let mut words = place.split(' ');
+        let order = words.next().unwrap().parse().unwrap();
+        let mut spec = OrderSpec::new(order, 0, 0, 0);
+        for (name, value) in words.map(|word| word.split_once('=').unwrap()) {
+            *(match name {
+                "n" => &mut spec.samples,
+                "seed" => &mut spec.seed,
+                "epoch" => &mut spec.epoch,
+                "global_batch" => &mut spec.global_batch,
+                other => panic!("{other}"),
+            }) = value.parse().unwrap();
+        }
+        let order = Permutation::build(&spec, &Cancel::new()).unwrap();
         for (position, index) in expected.split(' ').enumerate() {
             assert_eq!(order.get(position as u64), index.parse().ok(), "{line}");
         }

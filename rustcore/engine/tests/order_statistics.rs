@@ -5,8 +5,12 @@
 #![allow(clippy::unwrap_used, reason = "a test stops where something is wrong")]
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use tundish_engine::{Cancel, Order, OrderSpec, Permutation};
+use tundish_engine::{Cancel, Order, OrderSpec, Permutation, Sampling};
+
+mod common;
+use common::{build, random, weighted};
 
 const EPOCHS: u64 = 200;
 
@@ -169,5 +173,114 @@ fn every_pair_shares_a_batch_about_as_often_as_chance_makes_it() {
     for (pair, count) in shared {
         let fraction = count as f64 / EPOCHS as f64;
         assert!((0.15..=0.45).contains(&fraction), "{pair:?}: {fraction}");
+    }
+}
+
+fn drawn(sampling: &Arc<Sampling>, epoch: u64) -> Vec<u64> {
+    common::drawn(sampling, Order::Stable, 7, epoch)
+}
+
+/// Chi-squared of cells of any likelihood as a z-score.
+fn z_of_likely(seen: &[u64], likely: &[f64]) -> f64 {
+    let total = seen.iter().sum::<u64>() as f64;
+    let parts = seen.iter().zip(likely).filter(|(_, likely)| **likely > 0.0);
+    let terms: Vec<f64> =
+        parts.map(|(&seen, likely)| (seen as f64 - total * likely).powi(2) / (total * likely)).collect();
+    let freedom = terms.len() as f64 - 1.0;
+    (terms.iter().sum::<f64>() - freedom) / (2.0 * freedom).sqrt()
+}
+
+#[test]
+fn with_replacement_every_sample_is_as_likely_at_every_position() {
+    for samples in [3, 100, (1 << 33) + 1] {
+        let sampling = random(samples, 1000, true);
+        let (mut cells, mut steps) = (vec![0; 100], vec![0; 100]);
+        let mut pairs = Vec::new();
+        let count = samples.min(10);
+        let cell = |index: u64| (u128::from(count) * u128::from(index) / u128::from(samples)) as usize;
+        for epoch in 0..EPOCHS {
+            let order = drawn(&sampling, epoch);
+            let next = drawn(&sampling, epoch + 1);
+            for position in 0..999 {
+                let index = order[position];
+                cells[position / 100 * 10 + cell(index)] += 1;
+                steps[cell(index) * 10 + cell(order[position + 1])] += 1;
+                pairs.push((index, next[position]));
+            }
+        }
+        for cells in [cells, steps] {
+            let rows: Vec<u64> = cells.into_iter().filter(|&seen| seen > 0).collect();
+            let expected = if samples == 3 { vec![30, 9] } else { vec![100] };
+            assert!(expected.contains(&rows.len()), "{samples}: {} kinds", rows.len());
+            // The last row of positions is one short: far below what is looked for.
+            let z = z_of_cells(&rows, rows.len() as f64 - 1.0);
+            assert!(z.abs() < LIMIT, "{samples} samples: z={z}");
+        }
+        let z = z_of_pairs(samples, pairs.into_iter());
+        // The variance of few samples is below that of a continuum.
+        assert!(z.abs() < LIMIT, "{samples} samples, next epoch: z={z}");
+    }
+}
+
+#[test]
+fn weighted_samples_come_as_often_as_their_weights_say() {
+    let weights = [0.5, 0.0, 1.0, 2.5, 0.25, 0.0];
+    let total = weights.iter().sum::<f64>();
+    let sampling = weighted(&weights, 1000, true);
+    let (mut seen, mut steps) = ([0; 6], [0; 36]);
+    for epoch in 0..EPOCHS {
+        let order = drawn(&sampling, epoch);
+        for pair in order.windows(2) {
+            seen[pair[0] as usize] += 1;
+            steps[(pair[0] * 6 + pair[1]) as usize] += 1;
+        }
+    }
+    assert_eq!((seen[1], seen[5]), (0, 0));
+    let z = z_of_likely(&seen, &weights.map(|weight| weight / total));
+    assert!(z.abs() < LIMIT, "z={z}");
+    let likely: Vec<f64> =
+        (0..36).map(|cell| weights[cell / 6] * weights[cell % 6] / total / total).collect();
+    let z = z_of_likely(&steps, &likely);
+    assert!(z.abs() < LIMIT, "neighbours: z={z}");
+}
+
+#[test]
+fn without_replacement_each_draw_is_by_the_weights_that_are_left() {
+    let weights = [0.5, 0.0, 1.0, 2.5, 0.25, 1.0];
+    let total = weights.iter().sum::<f64>();
+    let sampling = weighted(&weights, 3, false);
+    let mut seen = vec![0; 216];
+    for epoch in 0..100 * EPOCHS {
+        let order = drawn(&sampling, epoch);
+        seen[(order[0] * 36 + order[1] * 6 + order[2]) as usize] += 1;
+    }
+    let likely = |cell: usize| {
+        let [a, b, c] = [cell / 36, cell / 6 % 6, cell % 6];
+        if a == b || b == c || a == c {
+            return 0.0;
+        }
+        let [first, second, third] = [weights[a], weights[b], weights[c]];
+        first / total * second / (total - first) * third / (total - first - second)
+    };
+    let likely: Vec<f64> = (0..216).map(likely).collect();
+    let z = z_of_likely(&seen, &likely);
+    assert!(z.abs() < LIMIT, "z={z}");
+    let impossible = seen.iter().zip(&likely).filter(|(_, likely)| **likely == 0.0);
+    assert!(impossible.into_iter().all(|(&seen, _)| seen == 0));
+}
+
+#[test]
+fn permutations_after_one_another_are_independent() {
+    for samples in [1000, 1 << 20] {
+        let sampling = random(samples, 3 * samples, false);
+        let pairs = (0..EPOCHS / 10).flat_map(|epoch| {
+            let order = build(&sampling, Order::Stable, 7, epoch);
+            let at = move |position| order.get(position).unwrap();
+            spread(samples, epoch)
+                .flat_map(move |p| [(at(p), at(p + samples)), (at(p + samples), at(p + 2 * samples))])
+                .collect::<Vec<_>>()
+        });
+        let z = z_of_pairs(samples, pairs);
+        assert!(z.abs() < LIMIT, "{samples} samples: z={z}");
     }
 }

@@ -1,12 +1,20 @@
 //! Samplings: golden vectors of torch, limits, what every drawing keeps to.
 #![allow(clippy::unwrap_used, reason = "a test stops where something is wrong")]
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tundish_engine::{Cancel, Order, OrderSpec, Permutation, PlanError, Sampling};
+
+mod common;
+use common::{build, drawn, fixed, random, spec, subset, weighted};
+
+/// The longest a cancelled call may go on.
+const PROMPT: Duration = Duration::from_millis(100);
 
 fn vectors(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
@@ -16,37 +24,6 @@ fn vectors(name: &str) -> Value {
 
 fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().unwrap().iter().map(|number| number.as_u64().unwrap()).collect()
-}
-
-fn random(samples: u64, num_samples: u64, replacement: bool) -> Arc<Sampling> {
-    Sampling::random(samples, num_samples, replacement).unwrap().into()
-}
-
-fn weighted(weights: &[f64], num_samples: u64, replacement: bool) -> Arc<Sampling> {
-    Sampling::weighted(weights.to_vec(), num_samples, replacement, &Cancel::new()).unwrap().into()
-}
-
-fn subset(indices: &[u64]) -> Arc<Sampling> {
-    Sampling::subset(indices.to_vec(), &Cancel::new()).unwrap().into()
-}
-
-fn fixed(indices: &[u64]) -> Arc<Sampling> {
-    Sampling::fixed(indices.to_vec(), &Cancel::new()).unwrap().into()
-}
-
-fn spec(sampling: &Arc<Sampling>, order: Order, seed: u64, epoch: u64) -> OrderSpec {
-    OrderSpec { sampling: Some(Arc::clone(sampling)), ..OrderSpec::new(order, 0, seed, epoch) }
-}
-
-fn build(sampling: &Arc<Sampling>, order: Order, seed: u64, epoch: u64) -> Permutation {
-    Permutation::build(&spec(sampling, order, seed, epoch), &Cancel::new()).unwrap()
-}
-
-fn drawn(sampling: &Arc<Sampling>, order: Order, seed: u64, epoch: u64) -> Vec<u64> {
-    let permutation = build(sampling, order, seed, epoch);
-    assert_eq!(permutation.len(), sampling.len());
-    assert_eq!(permutation.get(sampling.len()), None);
-    (0..permutation.len()).map(|position| permutation.get(position).unwrap()).collect()
 }
 
 /// Compares a whole epoch, or its ends and a digest.
@@ -118,6 +95,34 @@ fn stable_samplings_equal_their_reference() {
             let whole = if case["order"].is_array() { &case["order"] } else { case };
             check_row(&drawn(&sampling, Order::Stable, seed, epoch), whole, case);
         }
+    }
+}
+
+#[test]
+fn the_rows_of_the_specification_hold() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/order.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let block = page.split("```golden-samplings\n").nth(1).unwrap().split("```").next().unwrap();
+    assert!(block.lines().count() > 20);
+    for line in block.lines() {
+        let (place, expected) = line.split_once(": ").unwrap();
+        let (kind, words) = place.split_once(' ').unwrap();
+        let given: HashMap<&str, &str> = words.split(' ').map(|word| word.split_once('=').unwrap()).collect();
+        let number = |name: &str| given[name].parse::<u64>().unwrap();
+        let weights = || given["weights"].split(',').map(|item| item.parse().unwrap()).collect::<Vec<_>>();
+        let indices = || given["indices"].split(',').map(|item| item.parse().unwrap()).collect::<Vec<_>>();
+        let replacement = || given["replacement"] == "True";
+        let sampling = match kind {
+            "random" => random(number("samples"), number("num_samples"), replacement()),
+            "weighted" => weighted(&weights(), number("num_samples"), replacement()),
+            "subset" => subset(&indices()),
+            "fixed" => fixed(&indices()),
+            other => panic!("{other}"),
+        };
+        let order = given["order"].parse().unwrap();
+        let got = drawn(&sampling, order, number("seed"), number("epoch"));
+        let got: Vec<String> = got.iter().map(u64::to_string).collect();
+        assert_eq!(got.join(" "), expected, "{line}");
     }
 }
 
@@ -211,4 +216,119 @@ fn orders_that_a_sampling_cannot_have_are_refused_by_name() {
     let plain = Permutation::build(&OrderSpec::new(Order::TorchShared, 10, 7, 0), &Cancel::new());
     let error = plain.unwrap_err().to_string();
     assert_eq!(error, "order=\"torch:shared\": that is for samplers; without one it is called \"torch\"");
+}
+
+#[test]
+fn the_digest_is_of_everything_and_of_nothing_else() {
+    let all = [
+        random(10, 10, false),
+        random(10, 10, true),
+        random(10, 11, true),
+        random(11, 10, true),
+        weighted(&[1.0, 2.0], 1, true),
+        weighted(&[1.0, 2.0], 1, false),
+        weighted(&[1.0, 2.0], 2, false),
+        weighted(&[2.0, 1.0], 1, true),
+        weighted(&[1.0, 2.0, 0.0], 1, true),
+        subset(&[]),
+        subset(&[0]),
+        subset(&[1, 2]),
+        subset(&[2, 1]),
+        fixed(&[]),
+        fixed(&[1, 2]),
+        fixed(&[1, 2, 0]),
+    ];
+    for (place, one) in all.iter().enumerate() {
+        for (other_place, other) in all.iter().enumerate() {
+            assert_eq!(place == other_place, one.digest() == other.digest(), "{one:?} {other:?}");
+            assert_eq!(place == other_place, one == other);
+        }
+    }
+    assert_eq!(weighted(&[1.0, -0.0], 1, true), weighted(&[1.0, 0.0], 1, true));
+    assert_eq!(format!("{:016x}", fixed(&[5, 0, 1]).digest()), "316fcd1dbe42adab");
+    assert_eq!(format!("{:016x}", weighted(&[1.0, -0.0], 1, true).digest()), "d2dad11c0af75643");
+}
+
+#[test]
+fn computed_samplings_keep_no_table() {
+    let bytes = |sampling: Arc<Sampling>, order| build(&sampling, order, 7, 0).table_bytes();
+    assert_eq!(bytes(random(1 << 20, 1 << 40, false), Order::Stable), 0);
+    assert_eq!(bytes(random(10, 1 << 40, true), Order::Stable), 0);
+    assert_eq!(bytes(random(1000, 100, false), Order::Stable), 400);
+    assert_eq!(bytes(random(10, 100, false), Order::Torch), 400);
+    assert_eq!(bytes(random(1 << 33, 100, true), Order::Torch), 800);
+    assert_eq!(bytes(fixed(&[1; 100]), Order::Stable), 0);
+    assert_eq!(bytes(subset(&[1; 100]), Order::Stable), 400);
+    assert_eq!(bytes(weighted(&[1.0; 100], 10, false), Order::Stable), 40);
+    assert_eq!(bytes(weighted(&[1.0; 100], 10, true), Order::TorchDefault), 40);
+}
+
+#[test]
+fn a_far_epoch_of_a_sampler_is_reached_directly() {
+    // Epoch 2^40 of a sampler that seeds a private generator, and of stable ones.
+    for (sampling, order) in [
+        (random(10, 40, true), Order::Stable),
+        (weighted(&[1.0, 2.0], 5, true), Order::Stable),
+        (subset(&[4, 5, 6]), Order::Stable),
+    ] {
+        assert_eq!(drawn(&sampling, order, 7, 1 << 40).len() as u64, sampling.len());
+    }
+    let sampling = random(10, 40, true);
+    let error = Permutation::build(&spec(&sampling, Order::Torch, 7, u64::MAX), &Cancel::new()).unwrap_err();
+    assert!(error.to_string().starts_with("epoch=18446744073709551615: "), "{error}");
+}
+
+#[test]
+fn large_samplings_are_cancelled_promptly() {
+    let many: Vec<f64> = (1..1 << 24).map(f64::from).collect();
+    let race = weighted(&many, 1 << 23, false);
+    let looked_up = weighted(&many, 1 << 29, true);
+    let far = 1_000_000_000;
+    for (sampling, order, epoch, wait) in [
+        (random(1000, 1 << 29, false), Order::Stable, 0, 100),
+        (random(1000, 1 << 29, false), Order::TorchDefault, 0, 100),
+        (random(1000, 1 << 29, true), Order::Torch, 0, 100),
+        (random(1 << 33, 1 << 29, true), Order::Torch, 0, 100),
+        (random(1000, 1000, true), Order::Torch, far, 50),
+        (weighted(&[1.0; 500], 500, false), Order::TorchPersistent, far, 50),
+        (Arc::clone(&race), Order::Stable, 0, 50),
+        (race, Order::Torch, 0, 50),
+        (Arc::clone(&looked_up), Order::Torch, 0, 50),
+        (looked_up, Order::Torch, 0, 1000),
+    ] {
+        let (error, took) = cancelled_after(&sampling, order, epoch, wait);
+        assert_eq!(error, Some(PlanError::Cancelled), "{order} {wait}");
+        assert!(took < PROMPT, "{order} {wait} took {took:?}");
+    }
+}
+
+#[test]
+fn a_race_is_cancelled_promptly_whatever_it_is_at() {
+    let many: Vec<f64> = (1..1 << 24).map(f64::from).collect();
+    let race = weighted(&many, 1 << 23, false);
+    for wait in (100..2500).step_by(600) {
+        let (_, took) = cancelled_after(&race, Order::Stable, 0, wait);
+        assert!(took < PROMPT, "{wait} took {took:?}");
+    }
+}
+
+/// How a build ends that is cancelled some milliseconds after it began, and how long
+/// after that.
+fn cancelled_after(
+    sampling: &Arc<Sampling>,
+    order: Order,
+    epoch: u64,
+    wait: u64,
+) -> (Option<PlanError>, Duration) {
+    let cancel = Cancel::new();
+    let (flag, wanted) = (cancel.clone(), spec(sampling, order, 99, epoch));
+    let worker = std::thread::spawn(move || {
+        let result = Permutation::build(&wanted, &flag);
+        (result.err(), Instant::now())
+    });
+    std::thread::sleep(Duration::from_millis(wait));
+    let raised = Instant::now();
+    cancel.cancel();
+    let (error, ended) = worker.join().unwrap();
+    (error, ended.saturating_duration_since(raised))
 }

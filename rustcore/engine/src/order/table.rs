@@ -10,6 +10,10 @@ use crate::cancel::Cancel;
 /// Swaps that are decided before the first of them is made.
 const BLOCK: u32 = 128;
 
+/// Entries that are computed without a look at the cancellation flag: one may take a
+/// microsecond.
+const FILLED_AT_ONCE: u64 = 1 << 14;
+
 /// Bytes from which giving the memory back takes long enough to be noticed
 /// (about 90 µs per MB): 64 MiB.
 const LARGE: usize = 1 << 26;
@@ -27,7 +31,8 @@ impl<T: Send + 'static> Table<T> {
         let mut table = Vec::new();
         if table.try_reserve_exact(entries as usize).is_err() {
             let reason = format!(
-                "no memory for the order's table of {} bytes; order=\"stable\" needs none from 2**20 samples on",
+                "no memory for the order's table of {} bytes; use fewer samples, or order=\"stable\", \
+                 which keeps no table of many samples",
                 entries.saturating_mul(size_of::<T>() as u64)
             );
             return Err(PlanError::invalid(argument, &entries, reason));
@@ -45,7 +50,7 @@ impl<T: Send + 'static> Table<T> {
         let stop = self.0.len() as u64 + entries;
         while (self.0.len() as u64) < stop {
             check(cancel)?;
-            let count = (stop - self.0.len() as u64).min(u64::from(POLL_EVERY));
+            let count = (stop - self.0.len() as u64).min(FILLED_AT_ONCE);
             self.0.extend((0..count).map(|_| next()));
         }
         Ok(())

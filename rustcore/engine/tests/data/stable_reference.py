@@ -226,7 +226,7 @@ def _weighted_cases(seed: int, epoch: int) -> Rows:
         ("many", 800),
         ("one", 1),
         ("tiny", 3),
-        ("wide", 3),
+        ("wide", 4),
     ]:
         drawn = _shown(raced(WEIGHTS[name], count, seed, epoch), 40)
         yield {"weights": name, "num_samples": count, "replacement": False} | drawn

@@ -1,10 +1,12 @@
 //! Samplings: what a sampler draws from a dataset in an epoch.
 
+mod lookup;
 mod race;
 pub(super) mod stable;
 pub(super) mod torch;
 
 use super::names::listed;
+use super::table::Table;
 use super::{MAX_SAMPLES, Order, POLL_EVERY, PlanError, check};
 use crate::cancel::Cancel;
 
@@ -242,21 +244,15 @@ fn check_weights(weights: &mut [f64], digest: &mut Digest, cancel: &Cancel) -> R
     Ok(positive)
 }
 
-/// One number for each weight.
+/// One number for each weight, in turn.
 fn for_each_weight(
     weights: &[f64],
     mut number: impl FnMut(f64) -> f64,
     cancel: &Cancel,
-) -> Result<Vec<f64>, PlanError> {
-    let mut numbers = Vec::new();
-    if numbers.try_reserve_exact(weights.len()).is_err() {
-        let given = format!("{} of them", weights.len());
-        return Err(PlanError::invalid("weights", &given, "no memory for 8 bytes a weight"));
-    }
-    for weights in weights.chunks(POLL_EVERY as usize) {
-        check(cancel)?;
-        numbers.extend(weights.iter().map(|&weight| number(weight)));
-    }
+) -> Result<Table<f64>, PlanError> {
+    let mut numbers = Table::with_room("weights", weights.len() as u64)?;
+    let mut weights = weights.iter();
+    numbers.fill(weights.len() as u64, || number(weights.next().copied().unwrap_or_default()), cancel)?;
     Ok(numbers)
 }
 

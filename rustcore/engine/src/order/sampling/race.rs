@@ -10,16 +10,16 @@ use crate::cancel::Cancel;
 /// Entries that are sorted without a look at the cancellation flag.
 const CHUNK: usize = 1 << 16;
 
-/// The places of the `count` largest of `values`, which must be 0 or more, the largest
-/// first; of equal ones the first.
+/// The places of the `count` largest of `values`, the largest first; of equal ones the
+/// first.
 ///
-/// Values of 0 take part only if `zeros` says so. Fewer than 2^32 values.
-pub(super) fn largest(values: &[f64], count: u64, zeros: bool, cancel: &Cancel) -> Result<Table, PlanError> {
+/// Negative values take no part; of the others there must be as many. Fewer than 2^32.
+pub(super) fn largest(values: &[f64], count: u64, cancel: &Cancel) -> Result<Table, PlanError> {
     let mut chunks = Vec::new();
     for (number, chunk) in values.chunks(CHUNK).enumerate() {
         check(cancel)?;
         let first = number * CHUNK;
-        let places = (0..chunk.len()).filter(|&place| zeros || chunk[place] > 0.0);
+        let places = (0..chunk.len()).filter(|&place| chunk[place] >= 0.0);
         let mut runners: Vec<_> = places.map(|place| runner(chunk[place], first + place)).collect();
         runners.sort_unstable();
         chunks.push(runners);

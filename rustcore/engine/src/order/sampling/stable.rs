@@ -9,7 +9,9 @@ use chacha20::rand_core::Rng;
 
 use super::super::feistel::Feistel;
 use super::super::stable::{FEISTEL_FROM, feistel, keystream, next_u64, table};
+use super::super::table::Table;
 use super::super::{Kind as Built, OrderSpec, PlanError};
+use super::lookup::Lookup;
 use super::race::largest;
 use super::{Kind, Sampling, for_each_weight};
 use crate::cancel::Cancel;
@@ -44,7 +46,7 @@ pub(in super::super) fn build(
         }
         Kind::Weighted { weights, num_samples, .. } => {
             let values = ratios(weights, keystream(seed, epoch, RACE), cancel)?;
-            largest(&values, *num_samples, false, cancel).map(Built::Table)
+            largest(&values, *num_samples, cancel).map(Built::Table)
         }
     }
 }
@@ -96,7 +98,7 @@ enum Chooser {
     /// One of so many samples.
     Any(u64),
     /// One by the running sums of the weights.
-    Weighted(Vec<f64>),
+    Weighted(Lookup),
 }
 
 impl Drawn {
@@ -128,7 +130,7 @@ impl Drawn {
     pub(in super::super) fn bytes(&self) -> usize {
         match &self.chooser {
             Chooser::Any(_) => 0,
-            Chooser::Weighted(sums) => sums.capacity() * size_of::<f64>(),
+            Chooser::Weighted(sums) => sums.bytes(),
         }
     }
 }
@@ -145,30 +147,33 @@ fn scaled(low: u64, high: u64, samples: u64) -> u64 {
 /// The first place whose sum is above `drawn` of the last sum.
 ///
 /// Rounding may leave none: then the last place that adds to the sum is meant.
-fn chosen(sums: &[f64], drawn: f64) -> u64 {
-    let total = sums.last().copied().unwrap_or_default();
-    let place = sums.partition_point(|&sum| sum <= drawn * total);
-    let place = if place < sums.len() { place } else { sums.partition_point(|&sum| sum < total) };
+fn chosen(sums: &Lookup, drawn: f64) -> u64 {
+    let (total, number) = (sums.total(), drawn * sums.total());
+    let place = if number < total {
+        sums.leading(number, |sum| sum <= number)
+    } else {
+        sums.leading(total, |sum| sum < total)
+    };
     place as u64
 }
 
 /// Running sums of the weights, each divided by the largest.
-fn sums(weights: &[f64], cancel: &Cancel) -> Result<Vec<f64>, PlanError> {
+fn sums(weights: &[f64], cancel: &Cancel) -> Result<Lookup, PlanError> {
     let largest = weights.iter().copied().fold(0.0, f64::max);
     let mut sum = 0.0;
     let add = |weight| {
         sum += weight / largest;
         sum
     };
-    for_each_weight(weights, add, cancel)
+    Lookup::new(for_each_weight(weights, add, cancel)?, cancel)
 }
 
-/// Each weight, divided by the largest and by a waiting time of its own.
-fn ratios(weights: &[f64], mut words: ChaCha8Rng, cancel: &Cancel) -> Result<Vec<f64>, PlanError> {
+/// Each weight, divided by the largest and by a waiting time of its own; -1 for a weight of 0.
+fn ratios(weights: &[f64], mut words: ChaCha8Rng, cancel: &Cancel) -> Result<Table<f64>, PlanError> {
     let largest = weights.iter().copied().fold(0.0, f64::max);
     let ratio = |weight| {
         let waiting = waiting(next_u64(&mut words) >> 11);
-        if weight > 0.0 { (weight / largest) / waiting } else { 0.0 }
+        if weight > 0.0 { (weight / largest) / waiting } else { -1.0 }
     };
     for_each_weight(weights, ratio, cancel)
 }

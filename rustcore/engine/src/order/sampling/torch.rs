@@ -4,6 +4,7 @@ use super::super::stream::Stream;
 use super::super::table::Table;
 use super::super::torch::{of_random_sampler, of_sampler, permutations, randperm, randperm_draws};
 use super::super::{Kind as Built, OrderSpec, PlanError};
+use super::lookup::Lookup;
 use super::race::largest;
 use super::{Kind, Sampling, for_each_weight};
 use crate::cancel::Cancel;
@@ -67,23 +68,18 @@ fn looked_up(
     spec: &OrderSpec,
     cancel: &Cancel,
 ) -> Result<Table, PlanError> {
-    let mut total = 0.0;
+    let total = weights.iter().fold(0.0, |sum, weight| sum + weight);
+    let (mut sum, mut left) = (0.0, weights.len());
     let add = |weight| {
-        total += weight;
-        total
+        (sum, left) = (sum + weight, left - 1);
+        if left > 0 { sum / total } else { 1.0 }
     };
-    let mut sums = for_each_weight(weights, add, cancel)?;
-    for sum in &mut sums {
-        *sum /= total;
-    }
-    if let Some(last) = sums.last_mut() {
-        *last = 1.0;
-    }
+    let sums = Lookup::new(for_each_weight(weights, add, cancel)?, cancel)?;
     let mut stream = of_sampler(spec, num_samples * 2, cancel)?;
     let mut table = Table::with_room("num_samples", num_samples)?;
     let draw = || {
         let drawn = uniform(&mut stream);
-        sums.partition_point(|&sum| sum < drawn) as u32
+        sums.leading(drawn, |sum| sum < drawn) as u32
     };
     table.fill(num_samples, draw, cancel)?;
     stream.remember();
@@ -99,7 +95,7 @@ fn raced(weights: &[f64], num_samples: u64, spec: &OrderSpec, cancel: &Cancel) -
     };
     let values = for_each_weight(weights, ratio, cancel)?;
     stream.remember();
-    largest(&values, num_samples, true, cancel)
+    largest(&values, num_samples, cancel)
 }
 
 /// torch's uniform number in [0, 1) of 53 bits.
