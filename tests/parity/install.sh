@@ -5,8 +5,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=$1 venv=$2
-export PYENV_VERSION=${PYENV_VERSION:-3.13} # pyenv's python3.13 does nothing without it
-if ! "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 13))' 2>/dev/null; then
+suits() { "$python" -c 'import sys, ensurepip; sys.exit(sys.version_info[:2] != (3, 13))' 2>/dev/null; }
+# pyenv's python3.13 does nothing while another version is chosen.
+suits || export PYENV_VERSION=3.13
+if ! suits; then
   echo "Missing: CPython 3.13, the one that dataloader-rs 0.2.0 and PyTorch 2.13 are compared on."
   echo "$python is not it. Install it (it must have its venv module), or say where it is:"
   echo "  make parity PYTHON313=/path/to/python3.13"
