@@ -63,6 +63,11 @@ impl<T: Send + 'static> Table<T> {
         self
     }
 
+    /// The entries there are, to be rearranged.
+    pub(super) fn entries(&mut self) -> &mut [T] {
+        &mut self.0
+    }
+
     /// Bytes of memory held.
     pub(super) fn bytes(&self) -> usize {
         self.0.capacity() * size_of::<T>()
