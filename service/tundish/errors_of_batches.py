@@ -49,17 +49,22 @@ def settle(error: BaseException, where: str, task: Task, *, elsewhere: bool = Fa
         task: the batch.
         elsewhere: it was raised on another thread than this one, so no signal handler did it.
     """
-    if isinstance(error, Cancelled) or (not elsewhere and _from_signal(error)):
+    try:
+        if isinstance(error, Cancelled) or (not elsewhere and _from_signal(error)):
+            raise error
+        place = f"{_NOTE}in {place_of(where, task)}"
+        if isinstance(error, _CONTROL):
+            wrapped = RuntimeError(
+                f"{where} raised {shown(error)}; it is an error of this batch, no more"
+            )
+            wrapped.add_note(place)
+            raise wrapped from error
+        _annotate(error, place)
         raise error
-    place = f"{_NOTE}in {place_of(where, task)}"
-    if isinstance(error, _CONTROL):
-        wrapped = RuntimeError(
-            f"{where} raised {shown(error)}; it is an error of this batch, no more"
-        )
-        wrapped.add_note(place)
-        raise wrapped from error
-    _annotate(error, place)
-    raise error
+    finally:
+        # The traceback holds this frame: nothing in it may lead back to the error, or both, and the
+        # samples, would stay until garbage is collected.
+        error = wrapped = None  # type: ignore[assignment]
 
 
 def is_samples_own(error: BaseException, *, elsewhere: bool = False) -> bool:

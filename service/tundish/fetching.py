@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tundish.awaiting import Awaiting, discard
 from tundish.errors_of_batches import Cancelled, is_samples_own, settle, some
@@ -122,20 +122,15 @@ class Fetch:
 
     def _try_one_by_one(
         self, dataset: Any, indices: list[int], task: Task, place: Place
-    ) -> list[Outcome]:
+    ) -> list[Outcome | None]:
         """Like `_fetch_one_by_one`, but a sample's own failure doesn't end it."""
-        outcomes: list[Outcome] = []
+        outcomes: list[Outcome | None] = []
         place.samples = outcomes
         for k, index in enumerate(indices):
-            try:
-                if not self._inline and task.step(k):
-                    raise Cancelled
-                outcomes.append((dataset[index], None))
-            except BaseException as error:
-                if not is_samples_own(error):
-                    discard(value for value, _ in outcomes)
-                    settle(error, f"dataset[{index}]", task)
-                outcomes.append((None, error))
+            if not self._inline and task.step(k):
+                discard(outcome[0] for outcome in outcomes if outcome is not None)
+                raise Cancelled
+            outcomes.append(_try(dataset, index, task))
         place.samples = None
         return outcomes
 
@@ -151,30 +146,27 @@ class Fetch:
                 result = self._await_one(result, where, task, place)
             samples = _checked(result, indices)
         except BaseException as error:
-            if self._skips is None or not target.single or not is_samples_own(error):
+            found = None
+            if self._skips is not None and target.single and is_samples_own(error):
+                self._skips.tell_of_fetch(error, indices, task)
+                found = self._after_failure(target, indices, task, place)
+            if found is None:
                 settle(error, where, task)
-            place.places = None
-            return self._after_failure(error, target, indices, task, place)
+            return found
         if _all_there(samples):
             return samples
         return self._settled(self._awaited(samples, task, place), indices, task, place)
 
     def _after_failure(
-        self,
-        error: BaseException,
-        target: _Target,
-        indices: list[int],
-        task: Task,
-        place: Place,
-    ) -> list[Any]:
-        """The samples one by one, of a batch whose batched fetch failed with `error`."""
-        assert self._skips is not None
-        self._skips.tell_of_fetch(error, indices, task)
+        self, target: _Target, indices: list[int], task: Task, place: Place
+    ) -> list[Any] | None:
+        """The samples one by one, of a batch whose batched fetch failed; None if that can't be."""
+        place.places = None
         place.forget()
         outcomes = self._outcomes(target, indices, task, place)
         if all(o is not None and isinstance(o[1], NotImplementedError) for o in outcomes):
             # A base class's __getitem__, of a dataset that has only __getitems__.
-            settle(error, f"dataset.__getitems__({some(indices)})", task)
+            return None
         return self._settled(outcomes, indices, task, place)
 
     # -- side by side ---------------------------------------------------------------------------
@@ -189,15 +181,18 @@ class Fetch:
         if target is None or self._lanes is not None:
             outcomes = self._in_lanes(indices, task, place)
         else:
-            outcomes = [*self._try_one_by_one(target.dataset, indices, task, place)]
+            outcomes = self._try_one_by_one(target.dataset, indices, task, place)
         values = [None if outcome is None else outcome[0] for outcome in outcomes]
         if _all_there(values):
             return outcomes
         if self._skips is None and any(o is None or o[1] is not None for o in outcomes):
             discard(values)
             return outcomes
-        awaited = self._awaited(values, task, place)
-        return [o if o is None or o[1] is not None else awaited[k] for k, o in enumerate(outcomes)]
+        for k, found in enumerate(self._awaited(values, task, place)):
+            outcome = outcomes[k]
+            if outcome is not None and outcome[1] is None:
+                outcomes[k] = found
+        return outcomes
 
     def _in_lanes(self, indices: list[int], task: Task, place: Place) -> list[Outcome | None]:
         assert self._lanes is not None
@@ -262,23 +257,30 @@ class Fetch:
         self, outcomes: list[Outcome | None], indices: list[int], task: Task, place: Place
     ) -> list[Any]:
         """The samples, if all are there; else the first error, or those that are left."""
-        failed: dict[int, BaseException] = {}
-        for k, outcome in enumerate(outcomes):
-            error = None if outcome is None else outcome[1]
-            if error is None:
-                continue
-            if isinstance(error, _NoDataset) and error.__cause__ is not None:
-                raise error.__cause__
-            if self._skips is None or not is_samples_own(error, elsewhere=True):
-                settle(error, f"dataset[{indices[k]}]", task, elsewhere=True)
-            failed[k] = error
-        found = [outcome for outcome in outcomes if outcome is not None]
-        if len(found) < len(outcomes):
-            raise Cancelled
-        if self._skips is not None and failed:
-            self._skips.leave_out(failed, indices, task)
-            place.places = [k for k in range(len(indices)) if k not in failed]
-        return [value for value, error in found if error is None]
+        failed = {k: o[1] for k, o in enumerate(outcomes) if o is not None and o[1] is not None}
+        try:
+            fatal = [k for k, error in failed.items() if not self._may_skip(error)]
+            if fatal:
+                only = [failed[fatal[0]]]
+                outcomes.clear()
+                failed.clear()
+                _refuse(only, f"dataset[{indices[fatal[0]]}]", task)
+            if None in outcomes:
+                raise Cancelled
+            if self._skips is not None and failed:
+                self._skips.leave_out(failed, indices, task)
+                place.places = [k for k in range(len(indices)) if k not in failed]
+            return [o[0] for o in outcomes if o is not None and o[1] is None]
+        finally:
+            # Frames that an error's traceback holds, and those below them, know these: unless they
+            # are emptied, errors and samples stay until garbage is collected.
+            outcomes.clear()
+            failed.clear()
+
+    def _may_skip(self, error: BaseException) -> bool:
+        if self._skips is None or isinstance(error, _NoDataset):
+            return False
+        return is_samples_own(error, elsewhere=True)
 
 
 class _Target:
@@ -309,6 +311,27 @@ class _Target:
                 "which items_in_parallel needs; leave that at 1"
             )
         return self.dataset[index]
+
+
+def _try(dataset: Any, index: int, task: Task) -> Outcome:
+    """``dataset[index]``, or the sample's own failure: which doesn't lead to those of others."""
+    try:
+        return dataset[index], None
+    except BaseException as error:
+        if not is_samples_own(error):
+            settle(error, f"dataset[{index}]", task)
+        return None, error
+
+
+def _refuse(only: list[BaseException], where: str, task: Task) -> NoReturn:
+    """Take the error out of the list, which has no other, and raise it as that of the batch."""
+    error = only.pop()
+    try:
+        if isinstance(error, _NoDataset) and error.__cause__ is not None:
+            raise error.__cause__
+        settle(error, where, task, elsewhere=True)
+    finally:
+        del error
 
 
 class _NoDataset(Exception):

@@ -37,13 +37,7 @@ class Skips:
             where = place_of(f"dataset[{indices[k]}]", task)
             self._tell(f"left out sample {where}: {shown(error)}")
         if len(failed) == len(indices):
-            first = next(iter(failed.values()))
-            empty = ValueError(
-                f"all samples of the batch were left out, dataset indices {some(indices)}, the "
-                f"first because of {shown(first)}; on_error='skip' has nothing left to hand out"
-            )
-            empty.__cause__ = first
-            settle(empty, f"dataset[{indices[next(iter(failed))]}]", task)
+            settle(_nothing_left(failed[0], indices), f"dataset[{indices[0]}]", task)
         task.keep([k for k in range(len(indices)) if k not in failed])
 
     def tell_of_fetch(self, error: BaseException, indices: list[int], task: Task) -> None:
@@ -61,3 +55,12 @@ class Skips:
             _log.warning("%s (from here on, one line for every %d)", text, _EVERY)
         elif number % _EVERY == 0:
             _log.warning("%d failures in this run so far; the latest: %s", number, text)
+
+
+def _nothing_left(first: BaseException, indices: list[int]) -> ValueError:
+    error = ValueError(
+        f"all samples of the batch were left out, dataset indices {some(indices)}, the first "
+        f"because of {shown(first)}; on_error='skip' has nothing left to hand out"
+    )
+    error.__cause__ = first
+    return error

@@ -9,14 +9,15 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 import weakref
 
 import pytest
 
 from helpers.datasets import MODES, Range, outcomes
 from helpers.sigint import READY, interrupt
-from helpers.timing import MS, wait_for
-from tundish import ConcatDataset, DataLoader, MapDataset, Subset, awaiting
+from helpers.timing import MS, until, wait_for
+from tundish import ConcatDataset, DataLoader, MapDataset, Subset, _core, awaiting
 
 WORKERS = pytest.mark.parametrize("workers", [0, 4])
 BOTH = pytest.mark.parametrize("lanes", [1, 3])
@@ -289,18 +290,49 @@ def test_after_an_error_nothing_more_is_begun_and_the_rest_is_cancelled(workers)
     assert dataset.asked == [2]
 
 
-@WORKERS
-def test_an_error_before_the_coroutine_is_made_leaves_none_behind(workers):
-    class Plain(Async):
-        def __getitem__(self, index):
-            if index == 2:
-                raise OSError("no")
-            return super().__getitem__(index)
+class Unawaited(Async):
+    """Fails at sample 3, before or after the coroutines of all samples are made."""
 
-    # A coroutine that is never awaited would be a warning, which is an error here.
-    (error,) = outcomes(iter(DataLoader(Plain(3), 3, num_workers=workers, items_in_parallel=1)))
-    assert str(error) == "no"
-    gc.collect()
+    def __getitem__(self, index):
+        if index == 3:
+            raise OSError("no")
+        return super().__getitem__(index)
+
+
+class UnawaitedList(Async):
+    async def later(self, index):
+        await asyncio.sleep(0)
+        if index == 1:
+            raise OSError("no")
+        return index
+
+    def __getitems__(self, indices):
+        return [self.later(index) for index in indices]
+
+
+@pytest.mark.parametrize(("kind", "lanes"), [(Unawaited, 1), (Unawaited, 2), (UnawaitedList, 1)])
+def test_coroutines_that_nobody_awaits_leave_no_warning_behind(kind, lanes):
+    loader = DataLoader(kind(4), 4, items_in_parallel=lanes)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        arena, waker = _core.Arena(1 << 20), _core.Waker()
+        run = loader._open(0, plan=loader._plan(0), arena=arena, waker=waker, token=1)
+        assert str(run.next().error) == "no"
+        del run
+        gc.collect()
+    assert caught == []
+
+
+@WORKERS
+def test_an_interrupt_that_nobody_raised_is_an_error_of_its_batch_too(workers):
+    class Future(Range):
+        async def __getitem__(self, index):
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(KeyboardInterrupt("mine"))
+            await future
+
+    (error,) = outcomes(iter(DataLoader(Future(1), num_workers=workers)))
+    assert "dataset[0] raised KeyboardInterrupt('mine')" in str(error)
 
 
 @WORKERS
@@ -360,9 +392,13 @@ def test_a_loader_that_asks_itself_is_refused():
 # -- cancelling ----------------------------------------------------------------------------------
 
 
-async def begin(epoch):
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(anext(epoch), 20 * MS)
+async def begin(epoch, dataset):
+    """Have the first samples of `epoch` awaited, and its consumer's wait cancelled."""
+    waiting = asyncio.ensure_future(anext(epoch))
+    await until(lambda: len(dataset.running) >= 2, "the first samples")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 @WORKERS
@@ -371,8 +407,7 @@ def test_cancelling_an_epoch_cancels_its_tasks(workers, how):
     dataset = Waiting(8)
     loader = DataLoader(dataset, 4, num_workers=workers, items_in_parallel=2)
     epoch = iter(loader)
-    asyncio.run(begin(epoch))
-    assert dataset.running
+    asyncio.run(begin(epoch, dataset))
     if how == "close":
         epoch.close()
     elif how == "loader":

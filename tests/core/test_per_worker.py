@@ -297,28 +297,50 @@ def test_a_close_that_has_to_be_awaited_is_not_called():
     gc.collect()
 
 
-def test_a_forked_child_makes_its_own_and_leaves_the_parents_alone(made):
-    factory = DatasetFactory(Owned)
-    assert factory[1] == 1
+def in_child(call):
+    """What a forked child's `call` returns, as text."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            parents = made[0]
-            loader = DataLoader(factory, 8, num_workers=2)
-            good = outcomes(iter(loader)) == [[*range(8)], [*range(8, 16)]]
-            good = good and factory[2] == 2 and parents.asked == [1]
-            del factory
-            gc.collect()
-            good = good and parents.closed_by is None
-            os.write(write, b"good" if good else b"bad")
+            os.write(write, repr(call()).encode())
         finally:
             os._exit(0)
     os.close(write)
-    with open(read, "rb") as answer:
-        assert answer.read() == b"good"
+    with open(read, encoding="utf-8") as answer:
+        text = answer.read()
     os.waitpid(child, 0)
+    return text
+
+
+def test_a_forked_child_makes_its_own_and_leaves_the_parents_alone(made):
+    factories = [DatasetFactory(Owned)]
+    assert factories[0][1] == 1
+
+    def child():
+        epoch = iter(DataLoader(factories[0], 8, num_workers=2))
+        found = outcomes(epoch), factories[0][2]
+        del epoch
+        factories.clear()
+        gc.collect()
+        return found, made[0].asked, made[0].closed_by
+
+    assert in_child(child) == str(((([[*range(8)], [*range(8, 16)]]), 2), [1], None))
     assert (made[0].asked, len(made)) == ([1], 1)
+
+
+def test_a_forked_child_does_not_close_what_it_never_asked_for(made):
+    factories = [DatasetFactory(Owned)]
+    assert factories[0][1] == 1
+
+    def child():
+        factories.clear()
+        gc.collect()
+        return made[0].closed_by
+
+    assert in_child(child) == "None"
+    factories.clear()
+    assert made[0].closed_by == made[0].owner
 
 
 # -- numbers of workers --------------------------------------------------------------------------

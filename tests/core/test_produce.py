@@ -5,12 +5,13 @@ import gc
 import itertools
 import os
 import signal
+import weakref
 
 import numpy as np
 import pytest
 
 from helpers.datasets import MODES, Fail, Range, outcomes
-from helpers.timing import MS
+from helpers.timing import MS, wait_for
 from tundish import ConfigError, DataLoader, _core, default_collate
 from tundish_client._protocol.values import resolve, unpack
 
@@ -99,6 +100,65 @@ def test_deep_recursion_in_a_worker_is_an_error_of_its_batch():
     found = outcomes(iter(DataLoader(Deep(6), 2, num_workers=2)))
     assert [found[0], found[2]] == [[0, 1], [4, 5]]
     assert type(found[1]) is RecursionError
+
+
+# -- what errors leave behind --------------------------------------------------------------------
+
+
+class Weighty:
+    """A sample that can be watched."""
+
+
+class Watched(Range):
+    """Items 2 and 3 fail; whatever was loaded or raised is watched."""
+
+    def __init__(self, n, watched):
+        super().__init__(n)
+        self.watched = watched
+
+    def watch(self, thing):
+        self.watched.append(weakref.ref(thing))
+        return thing
+
+    def __getitem__(self, index):
+        if index in {2, 3}:
+            raise self.watch(Two(index, code=index))
+        return self.watch(Weighty())
+
+
+class WatchedAsync(Watched):
+    async def __getitem__(self, index):
+        await asyncio.sleep(0)
+        return super().__getitem__(index)
+
+
+class WatchedTogether(Watched):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [Watched, WatchedAsync, WatchedTogether])
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize(
+    ("policy", "size", "failures"), [("raise", 4, 1), ("skip", 4, 0), ("skip", 1, 2)]
+)
+def test_errors_free_what_they_saw_without_the_garbage_collector(
+    kind, lanes, policy, size, failures
+):
+    watched = []
+    loader = DataLoader(
+        kind(8, watched), size, collate_fn=len, items_in_parallel=lanes, on_error=policy
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        cells = encoded(loader, 8 // size)
+        assert [type(cell) for cell in cells].count(_core.Failure) == failures
+        assert len(watched) >= 7
+        del cells
+        wait_for(lambda: not any(reference() for reference in watched), "everything to be freed")
+    finally:
+        gc.enable()
 
 
 # -- real signals ------------------------------------------------------------------------------

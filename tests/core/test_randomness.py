@@ -20,6 +20,7 @@ from tundish import (
     get_worker_info,
     sample_rng,
 )
+from tundish.randomness import place
 
 TAG = int.from_bytes(b"sample 1", "little")
 WORDS = 1 << 64
@@ -45,6 +46,19 @@ class NoisyAsync(Range):
     async def __getitem__(self, index):
         first = sample_rng().random()
         await asyncio.sleep(0)
+        return index, first, sample_rng().random()
+
+
+class NoisyList(Noisy):
+    """A batched fetch that returns coroutines, which know their places."""
+
+    def __getitems__(self, indices):
+        return [self.later(index, k) for k, index in enumerate(indices)]
+
+    async def later(self, index, k):
+        first = sample_rng(k).random()
+        await asyncio.sleep(0)
+        assert sample_rng() is sample_rng(k)
         return index, first, sample_rng().random()
 
 
@@ -119,7 +133,7 @@ def test_what_is_spawned_is_as_repeatable():
 # -- whose they are ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Noisy, NoisyTogether, NoisyAsync, NoisyAsyncTogether])
+@pytest.mark.parametrize("kind", [Noisy, NoisyTogether, NoisyAsync, NoisyAsyncTogether, NoisyList])
 @pytest.mark.parametrize(("workers", "lanes"), WAYS)
 def test_they_depend_on_seed_epoch_and_position_only(kind, workers, lanes):
     expected = rows(DataLoader(Noisy(23), 23, True, seed=5), 2)
@@ -205,6 +219,17 @@ def test_without_the_samples_left_out_each_keeps_its_own_numbers(workers, lanes)
     whole = [row for batch in DataLoader(Noisy(6), 3, **options) for row in batch]
     loader = DataLoader(Broken(6), 3, on_error="skip", items_in_parallel=lanes, **options)
     assert [row for batch in loader for row in batch] == [whole[k] for k in (1, 2, 3, 5)]
+
+
+@WORKERS
+def test_a_batch_that_is_loaded_one_by_one_after_all_draws_the_same_numbers(workers):
+    class Failing(Noisy):
+        def __getitems__(self, indices):
+            assert all(0 <= sample_rng(k).random() < 1 for k in range(len(indices)))
+            raise OSError
+
+    loader = DataLoader(Failing(4), 2, seed=5, num_workers=workers, on_error="skip")
+    assert rows(loader, 0) == rows(DataLoader(Noisy(4), 4, seed=5), 0)
 
 
 def test_a_batch_that_was_interrupted_draws_the_same_numbers_again():
@@ -333,6 +358,18 @@ def test_inside_a_batched_fetch_and_a_collate_fn_a_place_is_needed(workers):
         error = refusal(loader)
         assert type(error) is RuntimeError
         assert "sample_rng() was called while several samples are being loaded" in str(error)
+
+
+@WORKERS
+def test_after_one_sample_of_a_batched_fetch_a_place_is_needed_again(workers):
+    class Fetch(Range):
+        def __getitems__(self, indices):
+            with place(1):
+                assert sample_rng() is sample_rng(1)
+            return [sample_rng() for _ in indices]
+
+    error = refusal(DataLoader(Fetch(2), 2, num_workers=workers))
+    assert "while several samples are being loaded" in str(error)
 
 
 @WORKERS
