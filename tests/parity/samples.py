@@ -85,7 +85,7 @@ class Informed(Slow):
     """Samples that tell who makes them, by the function that the loader's package has."""
 
     def __init__(self, ask: Any) -> None:
-        super().__init__(40, 0.002)
+        super().__init__(40, 0.01)
         self.ask = ask
 
     def __getitem__(self, index: int) -> Any:

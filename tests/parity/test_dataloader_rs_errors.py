@@ -252,7 +252,7 @@ def test_dropping_an_iterator_does_not_wait_in_either():
         wait_for(lambda: len(dataset.asked) >= 3, "a worker to be stuck")
         began = time.monotonic()
         del iterator
-        assert time.monotonic() - began < 100 * MS
+        assert time.monotonic() - began < 1000 * MS
         dataset.opened.set()
         assert next(iter(loader)) == [0]
 

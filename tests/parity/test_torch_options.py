@@ -29,18 +29,18 @@ def test_the_same_batches_for_any_number_of_workers(n, batch_size, shuffle, work
 
 @BOTH
 def test_out_of_order_gives_every_batch_once(make):
-    dataset = Slow(24, {0: 500 * MS})
-    loader = make(dataset, 2, num_workers=2, in_order=False)
+    loader = make(Slow(24, {0: 300 * MS}), 2, num_workers=2, in_order=False)
     for _ in range(2):
         found = list(loader)
         assert sorted(found) == [[k, k + 1] for k in range(0, 24, 2)]
-        assert found[0] != [0, 1]
+        # A process may need longer to start than the slow sample takes.
+        assert found[0] != [0, 1] or make is theirs
 
 
 @BOTH
 def test_worker_init_is_called_once_for_each_worker_with_its_number(make):
     calls = PROCESSES.SimpleQueue()
-    loader = make(Slow(40, 2 * MS), 2, num_workers=2, worker_init_fn=Noted(calls))
+    loader = make(Slow(40, 10 * MS), 2, num_workers=2, worker_init_fn=Noted(calls))
     assert flat(loader) == list(range(40))
     found = []
     while not calls.empty():
@@ -51,7 +51,7 @@ def test_worker_init_is_called_once_for_each_worker_with_its_number(make):
 
 def test_workers_live_on_between_epochs_as_persistent_ones_do():
     calls = []
-    loader = ours(Slow(40, 2 * MS), 2, num_workers=2, worker_init_fn=calls.append)
+    loader = ours(Slow(40, 10 * MS), 2, num_workers=2, worker_init_fn=calls.append)
     passes(loader, 3)
     assert sorted(calls) == [0, 1]
 

@@ -155,7 +155,7 @@ def test_batches_of_a_batch_sampler(seed, workers):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 5, 16, 17, 33, 100])
 def test_the_shares_of_a_distributed_sampler(n, shuffle, drop_last):
-    for world, seed in itertools.product((1, 2, 3, 4, 7), (0, 7, 2**32 + 7)):
+    for world, seed in itertools.product((1, 2, 3, 4, 7), (0, 7, 2**32 + 7, 2**63)):
         for rank in range(world):
             arguments = (range(n), world, rank, shuffle, seed, drop_last)
             sampler = torch_data.DistributedSampler(*arguments)
