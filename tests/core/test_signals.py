@@ -98,6 +98,25 @@ def test_ctrl_c_during_a_long_plan(tmp_path):
     assert outcome.exited_after <= 1000 * MS
 
 
+def test_ctrl_c_on_the_way_to_a_far_epoch(tmp_path):
+    source = """
+        from tundish import DataLoader
+
+        epoch = DataLoader(range(1000), 32, True, seed=1, order="torch").epoch(10**9)
+        print("READY")
+        try:
+            next(epoch)
+            print("too early")
+        except KeyboardInterrupt:
+            print("INTERRUPTED")
+            raise
+    """
+    outcome = interrupt(source, folder=tmp_path, delay=100 * MS)
+    assert outcome.interrupted_after is not None, outcome.output
+    assert outcome.interrupted_after <= 100 * MS
+    assert outcome.exited_after <= 1000 * MS
+
+
 def test_after_ctrl_c_the_epoch_goes_on(tmp_path):
     source = """
         import time

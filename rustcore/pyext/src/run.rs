@@ -164,7 +164,7 @@ impl PyRun {
     /// Builds a long order on a thread of its own while this one looks at its signals.
     fn prepare(&self, py: Python<'_>) -> PyResult<()> {
         // Below that it is a matter of a millisecond or two.
-        let long = |plan: &&Arc<Plan>| plan.samples().saturating_mul(plan.spec().world_size) >= 1 << 18;
+        let long = |plan: &&Arc<Plan>| plan.work() >= 1 << 18;
         let Some(plan) = self.run.plan().filter(long) else { return Ok(()) };
         if self.run.counts().claimed > 0 {
             return Ok(());
