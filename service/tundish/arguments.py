@@ -55,6 +55,8 @@ def one_of(name: str, value: Any, known: Sequence[str]) -> str:
     return value
 
 
+# What PyTorch's DataLoader takes for granted asks for nothing.
+_NOTHING = {"pin_memory": False, "pin_memory_device": "", "persistent_workers": False}
 _WAYS_OUT = {
     "pin_memory": "batches arrive in shared memory; copy them to the device from there",
     "pin_memory_device": "batches arrive in shared memory; copy them to the device from there",
@@ -71,6 +73,8 @@ _WAYS_OUT = {
 def refuse_others(given: dict[str, Any]) -> None:
     """Refuse keyword arguments that DataLoader doesn't have; PyTorch's with the way out."""
     for name, value in given.items():
+        if name in _WAYS_OUT and name != "prefetch_depth" and value == _NOTHING.get(name):
+            continue
         if name in _WAYS_OUT:
             raise ConfigError(f"{name}={_shown(value)} has no counterpart here: {_WAYS_OUT[name]}")
         raise TypeError(f"DataLoader() got an unexpected keyword argument {name!r}")

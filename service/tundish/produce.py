@@ -111,7 +111,7 @@ class Produce:
         if items is not None:
             (sample,) = items
             place.places = (0,)
-        elif len(indices) == 1:
+        elif len(indices) == 1 and task.position(1) != task.position(0):
             (sample,) = self._fetch(indices, task, place)
             place.k, place.places = 0, (0,)
         else:

@@ -77,7 +77,8 @@ def test_a_batch_size_that_is_none_is_refused_by_name_and_value(value):
         ("prefetch_factor", 2),
         ("persistent_workers", True),
         ("multiprocessing_context", "spawn"),
-        ("generator", None),
+        ("generator", 7),
+        ("prefetch_depth", None),
     ],
 )
 def test_arguments_are_refused_by_name_and_value(name, value):
@@ -91,6 +92,12 @@ def test_an_unknown_order_lists_the_known_ones():
         ConfigError, match=r"'stable', 'torch', 'torch:default', 'torch:persistent'"
     ):
         DataLoader(Range(3), order="random")
+
+
+def test_what_pytorch_takes_for_granted_is_taken():
+    nothing = {"pin_memory": False, "pin_memory_device": "", "persistent_workers": False}
+    others = dict.fromkeys(["generator", "prefetch_factor", "multiprocessing_context"])
+    assert outcomes(iter(DataLoader(Range(3), 3, **nothing, **others))) == [[0, 1, 2]]
 
 
 def test_an_argument_that_nobody_has_is_pythons_own_error():

@@ -205,8 +205,6 @@ def test_what_torch_finds_out_later_or_never_is_refused_at_once(options):
         {"generator": object()},
         {"prefetch_factor": 2},
         {"persistent_workers": True},
-        {"pin_memory": False},
-        {"persistent_workers": False},
     ],
     ids=repr,
 )
