@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 import os
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from tundish.yields import check_sampler
 from tundish_client.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = [
     "draw_seed",
@@ -57,9 +58,10 @@ def one_of(name: str, value: Any, known: Sequence[str]) -> str:
 
 # What PyTorch's DataLoader takes for granted asks for nothing.
 _NOTHING = {"pin_memory": False, "pin_memory_device": "", "persistent_workers": False}
+_OURS = {"prefetch_depth", "rank", "world_size", "uneven"}
 _WAYS_OUT = {
-    "pin_memory": "batches arrive in shared memory; copy them to the device from there",
-    "pin_memory_device": "batches arrive in shared memory; copy them to the device from there",
+    "pin_memory": "pin what is to be copied, torch.from_numpy(array).pin_memory()",
+    "pin_memory_device": "pin what is to be copied, torch.from_numpy(array).pin_memory()",
     "prefetch_factor": "use prefetch=, batches made ahead by all workers together",
     "persistent_workers": "workers always stay; for PyTorch's order with persistent workers use "
     'order="torch:persistent"',
@@ -67,17 +69,22 @@ _WAYS_OUT = {
     "generator": 'use seed=, with order="torch" for the order that a torch.Generator seeded '
     "with it would give",
     "prefetch_depth": "use prefetch=",
+    "rank": "ranks are an epoch's: loader.epoch(e, rank=, world_size=)",
+    "world_size": "ranks are an epoch's: loader.epoch(e, rank=, world_size=)",
+    "uneven": "ranks are an epoch's: loader.epoch(e, rank=, world_size=, uneven=)",
 }
 
 
-def refuse_others(given: dict[str, Any]) -> None:
+def refuse_others(given: dict[str, Any], known: Iterable[str]) -> None:
     """Refuse keyword arguments that DataLoader doesn't have; PyTorch's with the way out."""
     for name, value in given.items():
-        if name in _WAYS_OUT and name != "prefetch_depth" and value == _NOTHING.get(name):
+        if name in _WAYS_OUT and name not in _OURS and value == _NOTHING.get(name):
             continue
         if name in _WAYS_OUT:
             raise ConfigError(f"{name}={_shown(value)} has no counterpart here: {_WAYS_OUT[name]}")
-        raise TypeError(f"DataLoader() got an unexpected keyword argument {name!r}")
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"DataLoader() got an unexpected keyword argument {name!r}{hint}")
 
 
 def seconds(name: str, value: Any) -> float | None:
@@ -112,6 +119,8 @@ def is_iterable(dataset: Any) -> bool:
     """
     kind = type(dataset)
     name = f"dataset={_shown(dataset)}"
+    if isinstance(dataset, type):
+        raise ConfigError(f"{name} is a class; give an object of it")
     if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
         check_sampler("dataset", dataset)
         return True

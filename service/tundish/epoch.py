@@ -54,6 +54,7 @@ class Epoch:
         self._place = place
         self._shard = shard
         self._skips = loader.on_error == "skip"
+        self._size = shard[3] or loader._planning.batch_size
         self._cells = self._errors = self._samples = self._skipped = 0
         self._last: _core.Batch | BatchInfo | None = None
         self._run: _core.Run | None = None
@@ -111,7 +112,10 @@ class Epoch:
 
     @property
     def info(self) -> BatchInfo | None:
-        """Number, samples and times of the batch handed out last; None before the first."""
+        """Number, samples and times of the batch handed out last; None before the first.
+
+        After an error it is that of the batch that failed, whose times are 0.
+        """
         last = self._last
         if isinstance(last, _core.Batch):
             last = self._last = self._describe(last)
@@ -119,14 +123,20 @@ class Epoch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Batches handed out so far, with their samples, and what padding and dropping cost.
+        """batches, samples, padded, dropped, skipped, redelivered, errors; as of a client's stream.
 
-        `errors` of the batches failed and had no samples; `skipped` samples were left out of
-        others by ``on_error="skip"``.
+        Until the end, `batches` and `samples` are what there is from `start` on by the plan (what
+        was handed out so far, where no plan knows); after it, what was handed out. `errors` of the
+        batches failed so far and had no samples, `skipped` samples were left out of others by
+        ``on_error="skip"``.
         """
+        batches, samples = self._cells, self._samples
+        if self._over != "at its end" and isinstance(self._plan, _core.Plan):
+            batches = len(self)
+            samples = max(0, self._plan.samples - self._start * (self._size or 1))
         return {
-            "batches": self._cells,
-            "samples": self._samples,
+            "batches": batches,
+            "samples": samples,
             "padded": self._plan.padded or 0,
             "dropped": self._plan.dropped or 0,
             "skipped": self._skipped,
@@ -259,8 +269,11 @@ class Epoch:
             self._finish()
             raise stop
         if isinstance(cell, _core.Failure):
-            self._settle(held, cell.batch, 0, failed=True)
-            _raise(cell)
+            info = BatchInfo(self._epoch, cell.batch, cell.samples, BatchTimes(0, 0))
+            error = cell.error
+            self._settle(held, cell.batch, 0, failed=True, last=info)
+            del cell  # it holds the error, whose traceback will hold this frame
+            _raise(error)
         skipped = len(cell.skipped) if self._skips else 0
         packed = cell.packed
         if packed is None:
@@ -384,9 +397,8 @@ class Epoch:
         return mine
 
 
-def _raise(cell: _core.Failure) -> NoReturn:
-    error = cell.error
+def _raise(error: BaseException) -> NoReturn:
     try:
         raise error
     finally:
-        del error, cell  # the traceback holds this frame
+        del error  # the traceback holds this frame

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tundish import _core
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
     from tundish.planning import AnyPlan
 
 __all__ = ["ORDERS", "DataLoader"]
+
+
+def _names() -> list[str]:
+    return [
+        name for name in DataLoader.__init__.__annotations__ if name not in {"others", "return"}
+    ]
+
 
 _MAX_WORKERS = 1024
 _MAX_LANES = 4096
@@ -103,7 +111,7 @@ class DataLoader(Positioned):
         on_error: str = "raise",
         **others: Any,
     ) -> None:
-        refuse_others(others)
+        refuse_others(others, _names())
         iterable = is_iterable(dataset)
         self.dataset: Final = dataset
         self.shuffle: Final = False if shuffle is None else flag("shuffle", shuffle)
@@ -123,6 +131,11 @@ class DataLoader(Positioned):
         self.batch_size: Final = None if batch_sampler is not None else batch_size
         self.num_workers: Final = integer("num_workers", num_workers, 0, _MAX_WORKERS)
         self.collate_fn: Final = function("collate_fn", collate_fn, "for the default collate")
+        if inspect.iscoroutinefunction(collate_fn):
+            raise ConfigError(
+                f"collate_fn={collate_fn!r} is async: its batches would be coroutines; await in "
+                "__getitem__, and give a plain function here"
+            )
         self.seed: int = draw_seed() if seed is None else integer("seed", seed, 0, 2**64 - 1)
         self.order: Final = check_order(order)
         self.in_order: Final = flag("in_order", in_order)
@@ -172,9 +185,10 @@ class DataLoader(Positioned):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_frozen" in self.__dict__ and not name.startswith("_"):
-            raise AttributeError(
-                f"DataLoader.{name} is fixed; make a new DataLoader with {name}={value!r}"
-            )
+            way_out = f"make a new DataLoader with {name}={value!r}"
+            if callable(getattr(type(self), name, None)):
+                way_out = "it is a method"
+            raise AttributeError(f"DataLoader.{name} is fixed; {way_out}")
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
@@ -222,15 +236,20 @@ class DataLoader(Positioned):
         return epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the one that the next ``iter(loader)`` goes through, from its start."""
-        self._next_epoch = integer("epoch", epoch, 0, _MAX_EPOCH)
-        self._resumed = self._place = None
+        """Make `epoch` the one that the next ``iter(loader)`` goes through, from its start.
+
+        If ``load_state_dict`` was just given a position in this epoch, that stays.
+        """
+        number = integer("epoch", epoch, 0, _MAX_EPOCH)
+        if self._resumed is None or self._resumed.epoch != number:
+            self._next_epoch = number
+            self._resumed = self._place = None
 
     def epoch(
         self,
         epoch: int,
         start: int = 0,
-        rank: int = 0,
+        rank: int | None = None,
         world_size: int = 1,
         uneven: str = "pad",
         batch_size: int | None = None,
@@ -241,7 +260,7 @@ class DataLoader(Positioned):
             epoch: its number, from 0.
             start: the first batch; at most the number of batches. With a user's sampler and with
                 an iterable dataset, what comes before is read and thrown away.
-            rank: which share of a split epoch this is, from 0.
+            rank: which share of a split epoch this is, from 0; needed with a `world_size`.
             world_size: how many shares there are.
             uneven: what happens to samples that don't divide by `world_size`: "pad" repeats some,
                 "drop" leaves some out, "keep" gives some ranks more.
@@ -257,6 +276,12 @@ class DataLoader(Positioned):
             Exception: what ``len(dataset)`` raised.
         """
         number = integer("epoch", epoch, 0, _MAX_EPOCH)
+        if rank is None:
+            if world_size != 1:
+                raise ConfigError(
+                    f"rank must be given with world_size={world_size}: which of the shares is it?"
+                )
+            rank = 0
         plan = self._planning.plan(number, rank, world_size, uneven, batch_size=batch_size)
         most = _MAX_EPOCH if plan.batches is None else plan.batches
         first = integer("start", start, 0, most)

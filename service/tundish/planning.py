@@ -171,6 +171,7 @@ class Planning:
             )
         own = getattr(self.sampler, "_plan", None)
         if own is not None:
+            _check_reach(self.sampler, samples)
             # A sampler that drew its seed takes the loader's: one seed says it all.
             drawn = getattr(self.sampler, "_drawn", False)
             plan: _core.Plan = own(
@@ -232,6 +233,16 @@ class Planning:
                 return identity
             return f"{identity} seed={own}"
         return self._plan(0, (0, world, "pad"), size, seed).order
+
+
+def _check_reach(sampler: Any, samples: int) -> None:
+    """Refuse weights that were made for another, larger dataset."""
+    reach = getattr(sampler, "_reach", 0)
+    if reach > samples:
+        raise ConfigError(
+            f"sampler={type(sampler).__name__} has {reach} weights, but the dataset has {samples} "
+            "samples; give one weight for each (after random_split: those of this part's indices)"
+        )
 
 
 def check_conflicts(

@@ -241,6 +241,10 @@ class WeightedRandomSampler(Planned, own=True):
         self._sampling()
 
     @property
+    def _reach(self) -> int:
+        return len(self._weights)
+
+    @property
     def weights(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The weights, as an array that can't be written to."""
         return frozen(self._weights)

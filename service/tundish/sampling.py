@@ -241,7 +241,8 @@ def index_array(indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
 def weight_array(weights: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     """A sampler's weights as a copy of their own; the engine checks their values."""
     try:
-        found = np.array(weights, np.float64)
+        # Not numpy.array at once: tensors answer that with a warning about `copy`.
+        found = np.asarray(weights).astype(np.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"weights={shown_value(weights)} must be numbers: {error}") from None
     if found.ndim != 1:

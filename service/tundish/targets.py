@@ -85,6 +85,8 @@ def _taken(name: str, path: str) -> bool:
 
 
 def _from_name(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"target {name!r} must be file.py:attribute or package.module:attribute")
     sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(name)

@@ -360,3 +360,40 @@ def test_cancelled_workers_stop_before_the_next_sample():
     reading.join()
     time.sleep(20 * MS)
     assert dataset.asked == [0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_an_error_the_info_is_that_of_the_failed_batch(workers):
+    stream = DataLoader(Fail(6, {0: OSError("0"), 5: OSError("5")}), 2, num_workers=workers).epoch(
+        4
+    )
+    for batch, failed in enumerate((True, False, True)):
+        if failed:
+            with pytest.raises(OSError):
+                next(stream)
+        else:
+            next(stream)
+        assert (stream.info.epoch, stream.info.batch) == (4, batch)
+        assert stream.info.indices == [2 * batch, 2 * batch + 1]
+
+
+def test_counts_are_the_plans_until_the_end_and_then_what_was_handed_out():
+    stream = DataLoader(Fail(9, {3: OSError("3")}), 2).epoch(0, start=1)
+    assert (stream.counts["batches"], stream.counts["samples"], stream.counts["errors"]) == (
+        4,
+        7,
+        0,
+    )
+    with pytest.raises(OSError):
+        next(stream)
+    assert (stream.counts["batches"], stream.counts["samples"], stream.counts["errors"]) == (
+        4,
+        7,
+        1,
+    )
+    assert [batch.tolist() for batch in stream] == [[4, 5], [6, 7], [8]]
+    assert (stream.counts["batches"], stream.counts["samples"], stream.counts["errors"]) == (
+        4,
+        5,
+        1,
+    )

@@ -286,3 +286,23 @@ def test_a_forked_child_has_memory_of_its_own(tmp_path):
         assert np.array_equal(np.concatenate(kept), np.arange(64) + 1000 * child)
     """)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@WORKERS
+def test_the_error_of_a_batch_is_freed_when_its_handler_is_done(workers):
+    class Own(Exception):
+        pass
+
+    class Failing(Range):
+        def __getitem__(self, index):
+            raise Own(index)
+
+    stream = DataLoader(Failing(6), 2, num_workers=workers).epoch(0)
+    errors = []
+    for _ in range(3):
+        try:
+            next(stream)
+        except Own as error:
+            errors.append(weakref.ref(error))
+    gc.collect()
+    assert [reference() for reference in errors] == [None, None, None]

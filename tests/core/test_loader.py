@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from helpers.datasets import MODES, Fail, Range, outcomes
-from tundish import ArrayDataset, ConfigError, DataLoader, SubsetRandomSampler
+from tundish import (
+    ArrayDataset,
+    ConfigError,
+    DataLoader,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 TABLES = json.loads((Path(__file__).parent / "seed_tables.json").read_text())
 FLAGS = [(shuffle, drop) for shuffle in (False, True) for drop in (False, True)]
@@ -19,6 +25,10 @@ FLAGS = [(shuffle, drop) for shuffle in (False, True) for drop in (False, True)]
 
 def flat(batches):
     return [index for batch in batches for index in batch]
+
+
+async def coroutine(samples):
+    return samples
 
 
 class Stream:
@@ -70,6 +80,7 @@ def test_a_batch_size_that_is_none_is_refused_by_name_and_value(value):
         ("order", "fastest"),
         ("order", 3),
         ("collate_fn", 5),
+        ("collate_fn", coroutine),
         ("sampler", iter([0, 1])),
         ("sampler", 5),
         ("batch_sampler", iter([[0, 1]])),
@@ -101,8 +112,28 @@ def test_what_pytorch_takes_for_granted_is_taken():
 
 
 def test_an_argument_that_nobody_has_is_pythons_own_error():
-    with pytest.raises(TypeError, match="num_worker"):
+    with pytest.raises(TypeError, match="'num_worker'; did you mean 'num_workers'"):
         DataLoader(Range(3), num_worker=2)
+    with pytest.raises(TypeError, match="'colour'$"):
+        DataLoader(Range(3), colour=2)
+
+
+def test_ranks_are_an_epochs():
+    with pytest.raises(ConfigError, match=r"rank=0 .*loader.epoch"):
+        DataLoader(Range(3), rank=0, world_size=2)
+    with pytest.raises(ConfigError, match="rank must be given with world_size=2"):
+        DataLoader(Range(3)).epoch(0, world_size=2)
+
+
+def test_a_class_is_no_dataset():
+    with pytest.raises(ConfigError, match="is a class"):
+        DataLoader(Range)
+
+
+def test_weights_of_another_dataset_are_refused():
+    loader = DataLoader(Range(3), sampler=WeightedRandomSampler([1.0] * 4, 2, seed=1))
+    with pytest.raises(ConfigError, match="4 weights, but the dataset has 3 samples"):
+        iter(loader)
 
 
 @pytest.mark.parametrize(

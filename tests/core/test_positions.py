@@ -75,6 +75,18 @@ def test_a_position_before_the_first_batch_is_the_epochs_start():
     assert rows(other) == rows(loader.epoch(5))
 
 
+def test_set_epoch_keeps_a_position_in_that_very_epoch():
+    loader = shuffled()
+    stream = loader.epoch(3)
+    next(stream)
+    state, rest = saved(stream), rows(stream)
+    for epoch, expected in ((3, rest), (4, rows(loader.epoch(4)))):
+        other = shuffled()
+        other.load_state_dict(state)
+        other.set_epoch(epoch)
+        assert rows(other) == expected
+
+
 def test_an_epoch_has_a_position_of_its_own():
     loader = shuffled()
     one, two = loader.epoch(3), loader.epoch(8, start=20)

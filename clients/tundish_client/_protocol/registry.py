@@ -103,10 +103,14 @@ def build_object(kind: object, module: object, qualname: object, payload: Any) -
     cls = _classes.get((module, qualname))  # type: ignore[arg-type]
     name = f"{module}.{qualname}"
     if cls is None:
-        raise TypeError(
-            f"the batch holds a {name}, which this client does not know: "
-            f"call tundish_client.register({qualname}) before reading"
-        )
+        others = [known for known in _classes if known[1] == qualname]
+        hint = f"call tundish_client.register({qualname}) before reading"
+        if others:
+            hint = (
+                f"{others[0][0]}.{qualname} is registered, but it must be the class of module "
+                f"{module}: define it in a module that both import"
+            )
+        raise TypeError(f"the batch holds a {name}, which this client does not know: {hint}")
     if kind_of(cls) == kind:
         try:
             return _build(cls, payload)

@@ -16,8 +16,10 @@ struct State {
     busy: usize,
     /// Those of them that have begun, and on which thread.
     running: Vec<(usize, Arc<Worker>)>,
-    /// Nothing new is begun.
+    /// Nothing new is handed out.
     stopped: bool,
+    /// Nobody wants the answers any more; not even what was handed out is begun.
+    given_up: bool,
 }
 
 /// Calls for the places `0..count`, at most `lanes` of them at a time. Several of these
@@ -81,7 +83,7 @@ impl Fan {
     /// that are still at it.
     pub fn stop(&self, replace: bool) {
         let mut state = lock(&self.state);
-        state.stopped = true;
+        (state.stopped, state.given_up) = (true, true);
         let running = if replace { std::mem::take(&mut state.running) } else { Vec::new() };
         state.busy -= running.len();
         drop(state);
@@ -98,7 +100,7 @@ impl Fan {
     fn begin(&self, place: usize, worker: &Arc<Worker>) -> bool {
         let mut state = lock(&self.state);
         state.running.push((place, Arc::clone(worker)));
-        !state.stopped
+        !state.given_up
     }
 
     fn end(&self, place: usize, go_on: bool) {
