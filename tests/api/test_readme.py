@@ -135,6 +135,7 @@ def _commands(text: str) -> list[tuple[str, list[str]]]:
         "docs/loader.md",
         "docs/datasets.md",
         "docs/collate.md",
+        "docs/porting.md",
     ],
 )
 def test_every_block_of_the_page_does_what_it_says(page):
