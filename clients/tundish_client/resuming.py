@@ -56,9 +56,14 @@ def _number(state: Mapping[str, Any], name: str) -> int:
 
 
 def _fingerprint(state: Mapping[str, Any]) -> dict[str, Any]:
-    fingerprint = state.get("fingerprint") or {}
-    if not isinstance(fingerprint, Mapping):
-        raise ConfigError(f"state['fingerprint'] must be a dict, got {fingerprint!r:.100}")
+    fingerprint = state.get("fingerprint")
+    if not isinstance(fingerprint, Mapping) or not fingerprint:
+        raise ConfigError(
+            f"state['fingerprint'] must be the dict that state_dict() gave, got "
+            f"{fingerprint!r:.100}; without it nothing tells whether the position means the same "
+            f"batch here: use epoch(e, start=batch) if you know that it does"
+        )
+    check_int("state['rank']", state.get("rank", 0), 0)
     for name, value in fingerprint.items():
         plain = value is None or isinstance(value, bool | str | float)
         if not plain and not (isinstance(value, int) and -(2**63) <= value < 2**64):

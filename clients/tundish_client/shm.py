@@ -272,7 +272,7 @@ class Segments:
 
     def _give_back(self) -> bool:
         """Sends one packet of records; False when there is no room for it now."""
-        if self._closed or not (batch := list(islice(self._returns, _PACKET))):
+        if self._closed or not (batch := self._first_returns()):
             return False
         packet = b"".join(
             [self._settle(item) if isinstance(item, _Lease) else item for item in batch]
@@ -291,6 +291,13 @@ class Segments:
             if isinstance(item, _Lease) and item.segment.dropping:
                 self._finish_drop(item.segment)
         return True
+
+    def _first_returns(self) -> list[Any]:
+        while True:
+            try:
+                return list(islice(self._returns, _PACKET))
+            except RuntimeError:
+                continue  # another thread, or the collector, gave something back meanwhile
 
     def _settle(self, lease: _Lease) -> bytes:
         """Drops the lease's private pages; returns its record."""

@@ -155,7 +155,7 @@ class _Loop:
         self._pid = os.getpid()
         self._ending = threading.Event()
         self._unanswered: float | None = None
-        self.loop = asyncio.new_event_loop()
+        self.loop = contextvars.Context().run(asyncio.new_event_loop)
         self.thread = threading.Thread(
             target=_run, args=(self.loop, self._ending), name="tundish-loop", daemon=True
         )
@@ -347,6 +347,11 @@ def _close_all() -> None:
     deadline = time.monotonic() + _EXIT_GRACE
     for loop in loops:
         loop.thread.join(max(0.0, deadline - time.monotonic()))
+        if loop.thread.is_alive():
+            # They go with the process, which is no fault of theirs to be told of.
+            with contextlib.suppress(Exception):
+                for task in asyncio.all_tasks(loop.loop):
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 os.register_at_fork(after_in_child=_forget_all)

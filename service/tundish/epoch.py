@@ -340,6 +340,8 @@ class Epoch:
         self._held = []
         # At the end other threads may be about to be told of it by the same run.
         self._stop(cancel=cancel)
+        if not isinstance(self._plan, _core.Plan):
+            self._plan.release()
 
     def _stop(self, *, cancel: bool = True) -> None:
         run, self._run = self._run, None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tundish.awaiting import Awaiting, discard
 from tundish.errors_of_batches import Cancelled, is_samples_own, settle, some
+from tundish.passes import Unread
 from tundish.per_worker import DatasetFactory
 from tundish.randomness import here
 from tundish.skipping import Skips
@@ -74,6 +75,15 @@ class Fetch:
                 return samples
             return self._settled(self._awaited(samples, task, place), indices, task, place)
         return self._settled(self._outcomes(target, indices, task, place), indices, task, place)
+
+    def given(self, items: list[Any], indices: list[int], task: Task, place: Place) -> list[Any]:
+        """The samples that an iterable dataset gave, without those whose reading failed."""
+        if self._skips is None or not any(type(item) is Unread for item in items):
+            return items
+        outcomes: list[Outcome | None] = [
+            (None, item.error) if type(item) is Unread else (item, None) for item in items
+        ]
+        return self._settled(outcomes, indices, task, place)
 
     def single(self, index: Any, task: Task, place: Place) -> Any:
         """``dataset[index]``, for one index or for a list of them that the dataset understands."""

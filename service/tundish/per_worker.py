@@ -88,6 +88,18 @@ class DatasetFactory:
         """Sample `index` of this thread's dataset."""
         return self._instance().dataset[index]
 
+    @property
+    def __getitems__(self) -> Callable[[list[int]], Any]:
+        """The batched fetch of this thread's dataset, if it has one."""
+        method: Callable[[list[int]], Any] = self._instance().dataset.__getitems__
+        return method
+
+    def _is_async(self, method: str) -> bool:
+        """Whether views of this have to await that method."""
+        from tundish.view_base import is_async
+
+        return is_async(self._instance().dataset, method)
+
     def __repr__(self) -> str:
         return f"DatasetFactory({getattr(self._function, '__qualname__', self._function)})"
 
@@ -167,7 +179,8 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         #: By the id of the factory.
         self.instances: dict[int, Instance] = {}
-        self.initialised_by: object = None
+        #: A flag: the function itself, kept by a thread of its loader, would keep the loader alive.
+        self.initialised = False
 
 
 _here = _Thread()
@@ -230,10 +243,10 @@ def call_once_per_worker(function: Callable[[int], object], task: Task) -> None:
     """
     number = task.worker
     # A worker's thread belongs to one loader, which has one such function for all its life.
-    if number is None or _here.initialised_by is function:
+    if number is None or _here.initialised:
         return
     try:
         function(number)
     except BaseException as error:
         settle(error, f"worker_init_fn({number})", task)
-    _here.initialised_by = function
+    _here.initialised = True

@@ -96,9 +96,11 @@ class Produce:
             here.set(before)
 
     def _make(self, indices: list[int], task: Task, place: Place) -> Any:
-        samples = task.items
-        if samples is None:
+        items = task.items
+        if items is None:
             samples = self._fetch(indices, task, place)
+        else:
+            samples = self._fetch.given(items, indices, task, place)
         if place.places is None:
             place.places = range(len(samples))
         elif len(samples) < len(indices):
@@ -109,7 +111,7 @@ class Produce:
     def _make_unbatched(self, indices: list[int], task: Task, place: Place) -> Any:
         items = task.items
         if items is not None:
-            (sample,) = items
+            (sample,) = self._fetch.given(items, indices, task, place)
             place.places = (0,)
         elif len(indices) == 1 and task.position(1) != task.position(0):
             (sample,) = self._fetch(indices, task, place)

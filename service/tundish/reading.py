@@ -75,6 +75,10 @@ class ReadPlan:
             return _core.Reader(_WeakRead(read))
         return _core.Reader(read)
 
+    def release(self) -> None:
+        """Let go of the reading of a weak reader: generators are closed when nobody has them."""
+        self._reading = None
+
     def read_from(self, start: int) -> Reading:
         """What ``reader`` gives to the engine: ``read(batch, cancelled)``."""
         return self._job.reading(self._job, start, self._loss)

@@ -1,5 +1,6 @@
 //! Named worker threads, shared fairly by any number of runs.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ pub trait Job: Send + Sync {
 pub type Work = Box<dyn FnOnce(&Arc<Worker>) + Send>;
 
 /// How many threads of a pool may be stuck in work that was given up. With more of them it
-/// gets no further replacements.
+/// gets no further replacements until some come back.
 pub const MOST_LOST: usize = 64;
 
 /// How often watched jobs are looked at.
@@ -56,7 +57,13 @@ struct Queue {
     watching: bool,
 }
 
+thread_local! {
+    /// The pool that this thread works for, by its address; 0 for none.
+    static OWN_POOL: Cell<usize> = const { Cell::new(0) };
+}
+
 struct Shared {
+    workers: usize,
     name: String,
     main: ThreadMain,
     queue: Mutex<Queue>,
@@ -70,13 +77,25 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run_worker(&self, worker: &Arc<Worker>) {
+    fn run_worker(self: &Arc<Self>, worker: &Arc<Worker>) {
+        OWN_POOL.set(Arc::as_ptr(self) as usize);
         while let Some(work) = self.next_work() {
             work(worker);
-            if worker.lost.load(Ordering::Acquire) {
+            if worker.lost.load(Ordering::Acquire) && !self.take_back(worker) {
                 return;
             }
         }
+    }
+
+    /// A worker that was lost is back. Answers whether it is needed: nobody has taken its place.
+    fn take_back(&self, worker: &Worker) -> bool {
+        let mut queue = self.lock();
+        if queue.threads - queue.lost >= self.workers {
+            return false;
+        }
+        worker.lost.store(false, Ordering::Release);
+        queue.lost -= 1;
+        true
     }
 
     fn start(self: &Arc<Self>, number: usize) -> Result<(), Error> {
@@ -102,8 +121,8 @@ impl Shared {
             return true;
         }
         let mut queue = self.lock();
-        // Nobody is left to do any work: whoever waits for it must be told.
-        let jobs = if queue.threads <= queue.lost { queue.close() } else { Vec::new() };
+        // Nobody is left to do any work for now: whoever waits for it must be told.
+        let jobs = if queue.is_deserted() { std::mem::take(&mut queue.jobs) } else { Vec::new() };
         drop(queue);
         for job in &jobs {
             job.abandon();
@@ -163,6 +182,11 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<(), Error
 }
 
 impl Queue {
+    /// Whether all threads are stuck in work that was given up.
+    fn is_deserted(&self) -> bool {
+        self.threads > 0 && self.threads == self.lost
+    }
+
     /// Takes no more work; the jobs are to be abandoned, without the lock.
     fn close(&mut self) -> Vec<Arc<dyn Job>> {
         self.closed = true;
@@ -199,12 +223,11 @@ impl MemoryListener for Shared {
 /// The worker threads of one loader. Dropping it closes it without waiting.
 pub struct Pool {
     shared: Arc<Shared>,
-    workers: usize,
 }
 
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("workers", &self.workers).finish_non_exhaustive()
+        f.debug_struct("Pool").field("workers", &self.shared.workers).finish_non_exhaustive()
     }
 }
 
@@ -215,6 +238,7 @@ impl Pool {
     /// When the system refuses a thread; those already started end again.
     pub fn new(workers: usize, name: &str, main: &ThreadMain) -> Result<Self, Error> {
         let shared = Arc::new(Shared {
+            workers,
             name: name.to_owned(),
             main: Arc::clone(main),
             queue: Mutex::default(),
@@ -222,7 +246,7 @@ impl Pool {
             ended: Condvar::new(),
             watch: Condvar::new(),
         });
-        let pool = Self { shared, workers };
+        let pool = Self { shared };
         for number in 0..workers {
             pool.shared.start(number)?;
         }
@@ -231,13 +255,18 @@ impl Pool {
 
     /// How many threads were started.
     pub fn workers(&self) -> usize {
-        self.workers
+        self.shared.workers
+    }
+
+    /// Whether the calling thread works for this pool, so that it can't wait for its work.
+    pub fn is_own_thread(&self) -> bool {
+        OWN_POOL.get() == Arc::as_ptr(&self.shared) as usize
     }
 
     /// Adds a job. It leaves by itself when it is exhausted.
     pub fn add(&self, job: Arc<dyn Job>) {
         let mut queue = self.shared.lock();
-        if queue.closed {
+        if queue.closed || queue.is_deserted() {
             drop(queue);
             job.abandon();
             return;

@@ -133,7 +133,10 @@ impl Run {
     /// The cells nobody took come back, so that the caller drops them where that is right.
     pub fn cancel(&self) -> Vec<Cell> {
         self.cancel.cancel();
-        self.window.close()
+        let left = self.window.close();
+        // So that a worker notices, and the pool lets go of this run and of what it holds.
+        self.ring();
+        left
     }
 
     /// Counters of the window.
@@ -318,7 +321,7 @@ impl Run {
     /// Gives up a batch that takes too long, and the worker that is at it.
     fn give_up(&self, entry: &Entry, limit: Duration) {
         entry.cancel.cancel();
-        let text = timeout_text(entry, limit);
+        let text = timeout_text(&self.supply, entry, limit);
         let samples = entry.task.as_ref().map(|task| task.indices.clone()).unwrap_or_default();
         let failure = Failure { batch: entry.batch, samples, error: Error::Timeout(text) };
         drop(self.put(entry.batch, Err(Box::new(failure))));
@@ -373,9 +376,14 @@ fn guarded<T>(call: impl FnOnce() -> Result<T, crate::error::Foreign>) -> Result
     }
 }
 
-fn timeout_text(entry: &Entry, limit: Duration) -> String {
+fn timeout_text(supply: &Supply, entry: &Entry, limit: Duration) -> String {
     let doing = match &entry.task {
-        None => "it was still being found out which samples are in it".to_owned(),
+        None if matches!(supply, Supply::Reader(..)) => format!(
+            "it was still being read which samples are in it, and nothing can be read behind that: the \
+             epoch ends here; ask for it again from batch {} on",
+            entry.batch
+        ),
+        None => "its order was still being built".to_owned(),
         Some(task) => match task.loading() {
             Some(index) => format!("sample {index} was being loaded"),
             None => format!("it was being made of the samples {:?}", task.indices),

@@ -219,8 +219,8 @@ fn a_reader_that_hangs_ends_the_epoch_with_an_error() {
     let pool = pool(2);
     run.start_on(&pool);
     let got = all(&run);
-    let text =
-        "batch 1 took longer than timeout=0.06 s: it was still being found out which samples are in it";
+    let text = "batch 1 took longer than timeout=0.06 s: it was still being read which samples are in it, \
+                and nothing can be read behind that: the epoch ends here; ask for it again from batch 1 on";
     assert_eq!(got, [Ok(vec![7]), Err(text.to_owned())]);
 }
 
@@ -236,6 +236,7 @@ fn when_every_worker_is_lost_the_run_ends_instead_of_waiting() {
     let timeout = Some(Duration::from_millis(1));
     let run = Run::new(numbers(1 << 20), Arc::new(Asleep), RunOptions { timeout, ..options(64) });
     let pool = pool(16);
+    assert!(!pool.is_own_thread());
     run.start_on(&pool);
     let mut failures = 0;
     while let Some(cell) = next(&run) {
@@ -244,6 +245,16 @@ fn when_every_worker_is_lost_the_run_ends_instead_of_waiting() {
     }
     assert!(failures <= tundish_engine::MOST_LOST + 16, "{failures}");
     assert!(matches!(run.take(), Take::Closed));
+    // For the time being there is nobody to work for another run either.
+    let next_run = Run::new(numbers(2), Arc::new(Stuck(AtomicU64::new(1))), options(2));
+    next_run.start_on(&pool);
+    assert!(matches!(next_run.take(), Take::Closed));
+    // They come back from their sleep, and take up work again.
+    std::thread::sleep(Duration::from_millis(3200));
+    let last = Run::new(numbers(2), Arc::new(Stuck(AtomicU64::new(1))), options(4));
+    last.start_on(&pool);
+    assert_eq!(all(&last), [Ok(vec![0, 1])]);
+    assert!(pool.close(Duration::from_secs(2)));
 }
 
 #[test]

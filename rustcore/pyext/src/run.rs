@@ -107,7 +107,13 @@ impl PyRun {
             if let Some(found) = self.take(py)? {
                 return Ok(found);
             }
-            if self.pool.is_some() {
+            if let Some(pool) = &self.pool {
+                if pool.get().0.is_own_thread() {
+                    return Err(PyRuntimeError::new_err(
+                        "a sample asks its own loader for a batch: the workers would wait for each other; \
+                         use a loader of its own there",
+                    ));
+                }
                 self.wait_slice(py)?;
             } else {
                 self.produce_here(py)?;
