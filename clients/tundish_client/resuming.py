@@ -57,7 +57,8 @@ def _number(state: Mapping[str, Any], name: str) -> int:
 
 def _fingerprint(state: Mapping[str, Any]) -> dict[str, Any]:
     fingerprint = state.get("fingerprint")
-    if not isinstance(fingerprint, Mapping) or not fingerprint:
+    # Empty is that of a stream which had not begun when its state was taken.
+    if not isinstance(fingerprint, Mapping):
         raise ConfigError(
             f"state['fingerprint'] must be the dict that state_dict() gave, got "
             f"{fingerprint!r:.100}; without it nothing tells whether the position means the same "
