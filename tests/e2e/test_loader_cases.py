@@ -1,4 +1,4 @@
-"""What goes wrong in loaders with samplers, lengths and workers: in process and through the service.
+"""What goes wrong in loaders with samplers, lengths and workers, in process and through a service.
 
 Each case is read by the same four readers: the loader itself under `for` and `async for`, and both
 clients of a service that offers it.
