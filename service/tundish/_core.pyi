@@ -217,6 +217,7 @@ class Run:
 
     `epoch` is that of a `Reader`. With `timeout` (s) a batch that takes longer on a pool fails.
     With `samples` a batch fails that has an index of that or more.
+    In the `background` a run gets what capacity others leave, and a little of it in any case.
     """
 
     def __new__(
@@ -235,6 +236,7 @@ class Run:
         epoch: int = 0,
         timeout: float | None = None,
         samples: int | None = None,
+        background: bool = False,
     ) -> Run: ...
     def take(self) -> Batch | Failure | End | None:
         """The next cell; None while there is none. Never blocks."""

@@ -60,6 +60,8 @@ class ServeConfig(BaseSettings):
             available to this process, at most 4 GiB.
         lease_quota: Slots of shared memory a client may hold before it gets its batches inline;
             0 turns shared memory off.
+        share_window: Bytes of batches that are held for streams that lag behind others of the same
+            epoch, or join them late; a stream that falls further behind goes on by itself.
         loop: Event loop of `tundish serve`.
         log_level: Level of the log of `tundish serve`.
     """
@@ -73,6 +75,7 @@ class ServeConfig(BaseSettings):
     allowed_uids: Annotated[tuple[int, ...], NoDecode, BeforeValidator(parse_uids)] = ()
     memory_limit: Annotated[int, BeforeValidator(parse_bytes), Field(ge=MIB)] | None = None
     lease_quota: Annotated[int, Field(ge=0)] = 64
+    share_window: Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)] = 32 * MIB
     loop: Literal["asyncio", "uvloop"] = "uvloop"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -138,6 +138,7 @@ class Running:
         arena: _core.Arena | None = None,
         wake: Wake | None = None,
         samples: int | None = None,
+        background: bool = False,
     ) -> _core.Run:
         """A run from batch `start` on; batches are encoded into `arena`, if one is given.
 
@@ -162,6 +163,7 @@ class Running:
             token=0 if wake is None else wake.token,
             timeout=making.timeout,
             samples=samples,
+            background=background,
         )
 
     def _own_arena(self) -> _core.Arena:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tundish._core import Arena
 from tundish.config import ServeConfig, default_memory_limit
+from tundish.hub import Hub
 from tundish.leases import Leases, Retiring
 from tundish.listen import Listener, peer
 from tundish.loader import DataLoader
@@ -74,6 +75,7 @@ class Server:
         self.lease_quota = config.lease_quota
         limit = config.memory_limit
         self.arena = Arena(default_memory_limit() if limit is None else limit)
+        self.hub = Hub(self.loop, self.pump, self.arena, config.share_window)
         self.retiring = Retiring(self.arena)
         self._uids = {os.geteuid(), 0, *config.allowed_uids}
         self._sessions: set[Session] = set()
@@ -181,7 +183,7 @@ class Server:
             "server": {"pid": os.getpid(), "instance": self.instance, "socket": str(self.socket)},
             "connections": len(self._sessions),
             "streams": [{**d.stats(), "client": dict(s.client)} for s, d in deliveries],
-            "runs": [d.run_stats() for _, d in deliveries],
+            "runs": self.hub.stats(),
             "feeds": self.describe(),
             "memory": {"used": arena.used, "limit": arena.limit, "capacity": arena.capacity},
             "slots": {
@@ -206,6 +208,7 @@ class Server:
         self._listener.close()
         for session in list(self._sessions):
             session.goodbye(reason)
+        self.hub.close()
         await self._hang_ups()
 
     async def _hang_ups(self) -> None:

@@ -89,4 +89,6 @@ pub struct Options {
     /// How many samples there are; a batch with an index beyond them fails. `None` where
     /// that can't be, or whoever reads the samples looks.
     pub samples: Option<u64>,
+    /// Whether the run is for capacity that other runs of the pool leave idle.
+    pub background: bool,
 }

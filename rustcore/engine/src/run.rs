@@ -343,6 +343,10 @@ impl Job for Run {
         self.window.exhausted()
     }
 
+    fn in_background(&self) -> bool {
+        self.options.background
+    }
+
     fn abandon(&self) {
         drop(self.cancel());
         self.wake();

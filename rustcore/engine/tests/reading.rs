@@ -64,6 +64,7 @@ fn options(window: u64) -> RunOptions {
         waker: None,
         timeout: None,
         samples: None,
+        background: false,
     }
 }
 

@@ -57,6 +57,7 @@ fn options(window: u64) -> RunOptions {
         waker: None,
         timeout: None,
         samples: None,
+        background: false,
     }
 }
 
@@ -278,4 +279,27 @@ fn an_index_beyond_the_samples_fails_its_batch_and_no_other() {
     let failure = next(&run).unwrap().unwrap_err();
     assert_eq!(failure.error.to_string(), "index 3 is out of range for a dataset of 3 samples");
     assert_eq!((failure.batch, failure.samples), (1, vec![2, 3]));
+}
+
+#[test]
+fn a_run_in_the_background_gets_what_is_left_and_a_little_in_any_case() {
+    let (busy, behind) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let counting = |count: &Arc<AtomicU64>| {
+        let count = Arc::clone(count);
+        source(move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+            Ok(Loaded::Object(Box::new(())))
+        })
+    };
+    let front = Run::new(plan(400, 1), counting(&busy), options(400));
+    let back = Run::new(plan(400, 1), counting(&behind), RunOptions { background: true, ..options(400) });
+    let pool = pool(1);
+    back.start_on(&pool);
+    front.start_on(&pool);
+    while next(&front).is_some() {}
+    let meanwhile = behind.load(Ordering::SeqCst);
+    assert!((40..80).contains(&meanwhile), "{meanwhile} beside 400");
+    while next(&back).is_some() {}
+    assert_eq!(behind.load(Ordering::SeqCst), 400);
 }

@@ -52,7 +52,7 @@ pub(crate) struct PyRun {
 #[pymethods]
 impl PyRun {
     #[new]
-    #[pyo3(signature = (source, plan, *, start=0, pool=None, arena=None, encode=false, window=1, in_order=true, waker=None, token=0, epoch=0, timeout=None, samples=None))]
+    #[pyo3(signature = (source, plan, *, start=0, pool=None, arena=None, encode=false, window=1, in_order=true, waker=None, token=0, epoch=0, timeout=None, samples=None, background=false))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         source: AnySource<'_>,
@@ -68,6 +68,7 @@ impl PyRun {
         epoch: u64,
         timeout: Option<f64>,
         samples: Option<u64>,
+        background: bool,
     ) -> PyResult<Self> {
         if let Some(plan) = plan.plan()
             && start > plan.batches()
@@ -83,7 +84,7 @@ impl PyRun {
         };
         let waker = waker.map(|waker| (Arc::clone(&waker.get().0), token));
         let timeout = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let options = RunOptions { start, window, in_order, encode, arena, waker, timeout, samples };
+        let options = RunOptions { start, window, in_order, encode, arena, waker, timeout, samples, background };
         let run = Run::new(plan.engine(epoch), source.engine(), options);
         if let Some(pool) = &pool {
             run.start_on(&pool.get().0);

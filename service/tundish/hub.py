@@ -1,0 +1,199 @@
+"""Who gets what from which production: sharing, falling behind, and meeting again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tundish.production import Production
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tundish import _core
+    from tundish.delivery import Delivery
+    from tundish.loader import DataLoader
+    from tundish.planning import AnyPlan
+    from tundish.pump import Pump
+
+__all__ = ["Ask", "Hub"]
+
+_log = logging.getLogger("tundish.server")
+
+_LOOK = 0.5
+"""Seconds between two looks at who is waited for."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What streams must have in common to share a production."""
+
+    feed: str
+    epoch: int
+    rank: int
+    world_size: int
+    uneven: str
+    batch_size: int | None
+    seed: int | None
+    batches: int | None
+    samples: int | None
+    group: str | None
+    loader: DataLoader = field(compare=False)
+    plan: AnyPlan = field(compare=False)
+
+    def open(self, hub: Hub, start: int, token: int, *, background: bool) -> _core.Run:
+        """A run of this from batch `start` on, which wakes `token`."""
+        return self.loader._open(
+            self.epoch,
+            plan=self.plan,
+            start=start,
+            arena=hub.arena,
+            waker=hub.pump.waker,
+            token=token,
+            seed=self.seed,
+            background=background,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """For STATS."""
+        return {
+            "feed": self.feed,
+            "epoch": self.epoch,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "group": self.group,
+        }
+
+
+class Hub:
+    """The productions of one server. Lives on its loop's thread.
+
+    Attributes:
+        share_window: Bytes of cells that a production holds for streams that lag or still join.
+        loop, pump, arena: The server's.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        pump: Pump,
+        arena: _core.Arena,
+        share_window: int,
+    ) -> None:
+        self.loop = loop
+        self.pump = pump
+        self.arena = arena
+        self.share_window = share_window
+        self._tight = arena.limit - arena.limit // 8
+        self._productions: dict[Ask, list[Production]] = {}
+        self._look: asyncio.TimerHandle | None = None
+
+    def __iter__(self) -> Iterator[Production]:
+        """The productions that are going on."""
+        return iter([one for same in self._productions.values() for one in same])
+
+    # Joining and leaving
+
+    def join(self, member: Delivery, *, background: bool = False) -> None:
+        """Give `member` a production that has what it wants next: one that is there, or its own."""
+        production = self._covering(member)
+        if production is None:
+            production = Production(self, member.ask, member.next, background=background)
+            self._productions.setdefault(member.ask, []).append(production)
+        member.production = production
+        production.members.append(member)
+        if member.waited_for and self._look is None:
+            self._look = self.loop.call_later(_LOOK, self._look_around)
+
+    def _covering(self, member: Delivery) -> Production | None:
+        """The production that serves the most streams of those that `member` may join."""
+        found = [
+            production
+            for production in self._productions.get(member.ask, ())
+            if production is not member.production and production.covers(member.next)
+        ]
+        return max(found, key=lambda production: len(production.members), default=None)
+
+    def detach(self, member: Delivery) -> None:
+        """Have `member` served by a production of its own; the others go on without it."""
+        before = member.production
+        assert before is not None
+        member.detached += 1
+        _log.info(
+            "%s fell behind at batch %d of feed %r, epoch %d: it gets the rest by itself",
+            member.name,
+            member.next,
+            member.ask.feed,
+            member.ask.epoch,
+        )
+        before.members.remove(member)
+        self.join(member, background=bool(before.members))
+        if not before.members:
+            before.close()
+        self.loop.call_soon(member.move)
+
+    def advanced(self, member: Delivery) -> None:
+        """`member` has been sent a cell: does it meet another production?"""
+        before = member.production
+        assert before is not None
+        if len(self._productions.get(member.ask, ())) > 1:
+            other = self._covering(member)
+            if other is not None and self._is_better(other, before):
+                other.members.append(member)
+                member.production = other
+                before.leave(member)
+                return
+        before.advanced(member)
+
+    @staticmethod
+    def _is_better(other: Production, own: Production) -> bool:
+        """Whether a stream that both cover had better be with the other."""
+        return (len(other.members), own.background, -other.start) > (
+            len(own.members) - 1,
+            other.background,
+            -own.start,
+        )
+
+    def forget(self, production: Production) -> None:
+        """It is closed."""
+        same = self._productions.get(production.ask, [])
+        if production in same:
+            same.remove(production)
+        if not same:
+            self._productions.pop(production.ask, None)
+
+    # Memory
+
+    def is_tight(self) -> bool:
+        """Whether little memory is left."""
+        return self.arena.used > self._tight
+
+    def relieve(self) -> None:
+        """Let go of what is held only for streams that may still join."""
+        for production in self:
+            production.drop_unneeded()
+
+    # Waiting
+
+    def _look_around(self) -> None:
+        self._look = None
+        waited_for = False
+        for production in self:
+            production.remind(time.monotonic())
+            waited_for = waited_for or any(member.waited_for for member in production.members)
+        if waited_for:
+            self._look = self.loop.call_later(_LOOK, self._look_around)
+
+    def close(self) -> None:
+        """Stop everything."""
+        if self._look is not None:
+            self._look.cancel()
+        for production in self:
+            production.close()
+
+    def stats(self) -> list[dict[str, Any]]:
+        """The runs, for STATS."""
+        return [production.stats() for production in self]
