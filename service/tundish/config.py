@@ -62,6 +62,9 @@ class ServeConfig(BaseSettings):
             0 turns shared memory off.
         share_window: Bytes of batches that are held for streams that lag behind others of the same
             epoch, or join them late; a stream that falls further behind goes on by itself.
+        join_timeout: Seconds that streams of a group wait for the others to join.
+        lease_timeout: Seconds after which what a stopped consumer holds of a split epoch goes to
+            the others.
         loop: Event loop of `tundish serve`.
         log_level: Level of the log of `tundish serve`.
     """
@@ -76,6 +79,8 @@ class ServeConfig(BaseSettings):
     memory_limit: Annotated[int, BeforeValidator(parse_bytes), Field(ge=MIB)] | None = None
     lease_quota: Annotated[int, Field(ge=0)] = 64
     share_window: Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)] = 32 * MIB
+    join_timeout: Annotated[float, Field(gt=0, le=10**9)] = 60.0
+    lease_timeout: Annotated[float, Field(gt=0, le=10**9)] = 60.0
     loop: Literal["asyncio", "uvloop"] = "uvloop"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 from tundish._core import Batch, Failure, Plan
 from tundish.arguments import integer
 from tundish.hub import Ask
+from tundish.production import Production
+from tundish.splitting import Split
 from tundish.positions import compare
 from tundish_client._protocol.asking import ServerStream
 from tundish_client.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tundish.gathering import Gathering
     from tundish.loader import DataLoader
-    from tundish.production import Production
     from tundish.session import Session
 
 __all__ = ["Delivery"]
@@ -62,7 +64,10 @@ class Delivery:
         self._exact = isinstance(plan, Plan)
         _settle_start(stream, plan.batches if self._exact else None, loader, self._fingerprint)
         self.total = None if plan.batches is None else max(0, plan.batches - stream.start)
-        self._due = self.total if self._exact else None  # a len() may promise what it can't keep
+        # A len() may promise what it can't keep, and of a split epoch others have their part.
+        if stream.split is not None:
+            self._exact = False
+        self._due = self.total if self._exact else None
         self._skips = loader.on_error == "skip"
         self._plan = plan
         self.over = False
@@ -73,21 +78,25 @@ class Delivery:
         self.next = stream.start
         self.detached = 0
         # What is read from the front can't be read again from the middle.
-        self.waited_for = stream.on_lag == "wait" or not self._exact
-        self.production: Production | None = None
+        self.waited_for = stream.on_lag == "wait" or not isinstance(plan, Plan)
+        self.redelivered = 0
+        self.production: Production | Split | None = None
+        self.gathering: Gathering | None = None
         self.ask = Ask(
             feed, stream.epoch, *shard, size, seed, plan.batches, plan.samples, stream.group,
-            loader, plan,
+            stream.split, loader, plan,
         )  # fmt: skip
+        self._begun = False
         session.server.hub.join(self)
-        self._start()
 
     @property
     def name(self) -> str:
         """The consumer, for logs."""
         return f"{self._session.name}, stream {self.stream.number}"
 
-    def _start(self) -> None:
+    def begin(self) -> None:
+        """Its production is there: sends START."""
+        self._begun = True
         plan = self._plan
         header = {
             "feed": self.feed,
@@ -97,7 +106,7 @@ class Delivery:
             "dropped": plan.dropped,
             "fingerprint": self._fingerprint,
         }
-        if not self._loader.in_order:
+        if not self._loader.in_order or self.stream.split is not None:
             header["in_order"] = False
         if not self._exact:
             header["exact"] = False
@@ -116,6 +125,9 @@ class Delivery:
     def _fill(self) -> None:
         """Queues messages; the caller writes them."""
         stream, session = self.stream, self._session
+        self._heed_acks()
+        if not self._begun:
+            return
         waiting = _FOR_CONSUMER
         for _ in range(BURST):
             if self.over:
@@ -134,6 +146,14 @@ class Delivery:
         else:
             self._turn()
         self._wait(waiting)
+
+    def _heed_acks(self) -> None:
+        """Tells a split production what has been consumed."""
+        acks = self.stream.acks
+        if acks:
+            batches, acks[:] = list(acks), []
+            if isinstance(self.production, Split):
+                self.production.acknowledged(self, batches)
 
     def _turn(self) -> None:
         """Goes on after the others had their turn."""
@@ -180,10 +200,14 @@ class Delivery:
                 "padded": plan.padded,
                 "dropped": plan.dropped,
                 "skipped": stream.skipped,
-                "redelivered": 0,
+                "redelivered": self.redelivered,
                 "errors": stream.errors,
             },
         )
+
+    def flush(self) -> None:
+        """Writes out what was queued for it."""
+        self._session.flush()
 
     def fail(self, error: BaseException) -> None:
         """Ends the stream with an error."""
@@ -193,7 +217,10 @@ class Delivery:
     def close(self) -> None:
         """Leaves the production, which stops with its last stream."""
         if not self.over:
+            self._heed_acks()
             self.over = True
+            if self.gathering is not None:
+                self.gathering.leave(self)
             self._session.deliveries.pop(self.stream.number, None)
             production, self.production = self.production, None
             if production is not None:
@@ -211,7 +238,8 @@ class Delivery:
         waits = list(self.waits)
         waits[self._waiting] += now - self._since
         stream, production = self.stream, self.production
-        ready = 0 if production is None else production.high - self.next
+        shared = isinstance(production, Production)
+        ready = production.high - self.next if shared else 0
         return {
             "stream": stream.number,
             "feed": self.feed,
@@ -220,6 +248,7 @@ class Delivery:
             "rank": stream.rank,
             "world_size": stream.world_size,
             "group": stream.group,
+            "split": stream.split,
             "on_lag": stream.on_lag,
             "total": self.total,
             "position": self.next,

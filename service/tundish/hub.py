@@ -8,12 +8,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tundish.gathering import Gathering
 from tundish.production import Production
+from tundish.splitting import Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tundish import _core
+    from tundish.config import ServeConfig
     from tundish.delivery import Delivery
     from tundish.loader import DataLoader
     from tundish.planning import AnyPlan
@@ -24,7 +27,7 @@ __all__ = ["Ask", "Hub"]
 _log = logging.getLogger("tundish.server")
 
 _LOOK = 0.5
-"""Seconds between two looks at who is waited for."""
+"""Seconds between two looks at who is waited for, and at who has stopped."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Ask:
     batches: int | None
     samples: int | None
     group: str | None
+    split: str | None
     loader: DataLoader = field(compare=False)
     plan: AnyPlan = field(compare=False)
 
@@ -65,6 +69,7 @@ class Ask:
             "rank": self.rank,
             "world_size": self.world_size,
             "group": self.group,
+            "split": self.split,
         }
 
 
@@ -77,27 +82,69 @@ class Hub:
     """
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        pump: Pump,
-        arena: _core.Arena,
-        share_window: int,
+        self, loop: asyncio.AbstractEventLoop, pump: Pump, arena: _core.Arena, config: ServeConfig
     ) -> None:
         self.loop = loop
         self.pump = pump
         self.arena = arena
-        self.share_window = share_window
+        self.share_window = config.share_window
+        self._join_timeout = config.join_timeout
+        self._lease_timeout = config.lease_timeout
         self._tight = arena.limit - arena.limit // 8
         self._productions: dict[Ask, list[Production]] = {}
+        self._splits: dict[Ask, Split] = {}
+        self._gatherings: dict[Ask, Gathering] = {}
         self._look: asyncio.TimerHandle | None = None
 
-    def __iter__(self) -> Iterator[Production]:
+    def __iter__(self) -> Iterator[Production | Split]:
         """The productions that are going on."""
-        return iter([one for same in self._productions.values() for one in same])
+        shared = [one for same in self._productions.values() for one in same]
+        return iter([*shared, *self._splits.values()])
 
     # Joining and leaving
 
-    def join(self, member: Delivery, *, background: bool = False) -> None:
+    def join(self, member: Delivery) -> None:
+        """Give `member` a production, now or when its group is complete, and begin its stream.
+
+        Raises:
+            ConfigError: Its group has another size.
+        """
+        ask = member.ask
+        gathering = self._gatherings.get(ask)
+        if member.stream.group_size is None or self._productions.get(ask):
+            self._begin([member])
+        elif gathering is not None:
+            member.gathering = gathering
+            gathering.add(member)
+        else:
+            # Known before it may be complete at once.
+            self._gatherings[ask] = Gathering(
+                member, self._join_timeout, self._begin, lambda: self._gatherings.pop(ask, None)
+            )
+            member.gathering = self._gatherings.get(ask)
+
+    def _begin(self, members: list[Delivery]) -> None:
+        for member in members:
+            member.gathering = None
+            if member.ask.split is None:
+                self._share(member)
+            else:
+                self._split(member)
+            member.begin()
+        for member in members[:-1]:
+            self.loop.call_soon(member.move)
+
+    def _split(self, member: Delivery) -> None:
+        split = self._splits.get(member.ask)
+        if split is None:
+            split = self._splits[member.ask] = Split(self, member.ask, member.stream.done)
+        else:
+            split.join(member.stream.done)
+        member.production = split
+        split.members.append(member)
+        self._watch()
+
+    def _share(self, member: Delivery, *, background: bool = False) -> None:
         """Give `member` a production that has what it wants next: one that is there, or its own."""
         production = self._covering(member)
         if production is None:
@@ -105,8 +152,8 @@ class Hub:
             self._productions.setdefault(member.ask, []).append(production)
         member.production = production
         production.members.append(member)
-        if member.waited_for and self._look is None:
-            self._look = self.loop.call_later(_LOOK, self._look_around)
+        if member.waited_for:
+            self._watch()
 
     def _covering(self, member: Delivery) -> Production | None:
         """The production that serves the most streams of those that `member` may join."""
@@ -120,7 +167,7 @@ class Hub:
     def detach(self, member: Delivery) -> None:
         """Have `member` served by a production of its own; the others go on without it."""
         before = member.production
-        assert before is not None
+        assert isinstance(before, Production)
         member.detached += 1
         _log.info(
             "%s fell behind at batch %d of feed %r, epoch %d: it gets the rest by itself",
@@ -130,7 +177,7 @@ class Hub:
             member.ask.epoch,
         )
         before.members.remove(member)
-        self.join(member, background=bool(before.members))
+        self._share(member, background=bool(before.members))
         if not before.members:
             before.close()
         self.loop.call_soon(member.move)
@@ -138,7 +185,8 @@ class Hub:
     def advanced(self, member: Delivery) -> None:
         """`member` has been sent a cell: does it meet another production?"""
         before = member.production
-        assert before is not None
+        if not isinstance(before, Production):
+            return
         if len(self._productions.get(member.ask, ())) > 1:
             other = self._covering(member)
             if other is not None and self._is_better(other, before):
@@ -157,8 +205,11 @@ class Hub:
             -own.start,
         )
 
-    def forget(self, production: Production) -> None:
+    def forget(self, production: Production | Split) -> None:
         """It is closed."""
+        if isinstance(production, Split):
+            self._splits.pop(production.ask, None)
+            return
         same = self._productions.get(production.ask, [])
         if production in same:
             same.remove(production)
@@ -178,14 +229,25 @@ class Hub:
 
     # Waiting
 
+    def _watch(self) -> None:
+        if self._look is None:
+            self._look = self.loop.call_later(self._every(), self._look_around)
+
+    def _every(self) -> float:
+        return min(_LOOK, self._lease_timeout / 4) if self._splits else _LOOK
+
     def _look_around(self) -> None:
         self._look = None
-        waited_for = False
-        for production in self:
-            production.remind(time.monotonic())
-            waited_for = waited_for or any(member.waited_for for member in production.members)
-        if waited_for:
-            self._look = self.loop.call_later(_LOOK, self._look_around)
+        now = time.monotonic()
+        watched = bool(self._splits)
+        for split in list(self._splits.values()):
+            split.expire(now, self._lease_timeout)
+        for same in list(self._productions.values()):
+            for production in same:
+                production.remind(now)
+                watched = watched or any(member.waited_for for member in production.members)
+        if watched:
+            self._watch()
 
     def close(self) -> None:
         """Stop everything."""

@@ -75,7 +75,7 @@ class Server:
         self.lease_quota = config.lease_quota
         limit = config.memory_limit
         self.arena = Arena(default_memory_limit() if limit is None else limit)
-        self.hub = Hub(self.loop, self.pump, self.arena, config.share_window)
+        self.hub = Hub(self.loop, self.pump, self.arena, config)
         self.retiring = Retiring(self.arena)
         self._uids = {os.geteuid(), 0, *config.allowed_uids}
         self._sessions: set[Session] = set()
