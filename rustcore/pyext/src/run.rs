@@ -84,7 +84,8 @@ impl PyRun {
         };
         let waker = waker.map(|waker| (Arc::clone(&waker.get().0), token));
         let timeout = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let options = RunOptions { start, window, in_order, encode, arena, waker, timeout, samples, background };
+        let options =
+            RunOptions { start, window, in_order, encode, arena, waker, timeout, samples, background };
         let run = Run::new(plan.engine(epoch), source.engine(), options);
         if let Some(pool) = &pool {
             run.start_on(&pool.get().0);
