@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from tundish._core import Batch, Failure, Plan
 from tundish.arguments import integer
 from tundish.hub import Ask
+from tundish.positions import compare
 from tundish.production import Production
 from tundish.splitting import Split
-from tundish.positions import compare
 from tundish_client._protocol.asking import ServerStream
 from tundish_client.errors import ConfigError
 
@@ -35,6 +35,7 @@ class Delivery:
         ask: What it shares with streams that ask for the same.
         production: Who makes its batches; may change when it falls behind or meets another.
         next: The position of the next cell to be sent.
+        had: Batches that were sent, where they come as they are ready.
         waited_for: Whether streams of the same production wait for this one when it lags.
         detached: How often it has fallen behind so far that it went on by itself.
         over: Nothing more will be sent.
@@ -76,6 +77,7 @@ class Delivery:
         self._waiting = _OPENING
         self._since = self._began = time.perf_counter()
         self.next = stream.start
+        self.had: set[int] = set()
         self.detached = 0
         # What is read from the front can't be read again from the middle.
         self.waited_for = stream.on_lag == "wait" or not isinstance(plan, Plan)
@@ -180,6 +182,8 @@ class Delivery:
             self._run_ended()
             return
         self.next += 1
+        if not self._loader.in_order:
+            self.had.add(cell.batch)
         self._session.server.hub.advanced(self)
 
     def _run_ended(self) -> None:

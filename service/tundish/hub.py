@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tundish import _core
 from tundish.gathering import Gathering
 from tundish.production import Production
 from tundish.splitting import Split
@@ -15,7 +16,6 @@ from tundish.splitting import Split
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tundish import _core
     from tundish.config import ServeConfig
     from tundish.delivery import Delivery
     from tundish.loader import DataLoader
@@ -47,6 +47,11 @@ class Ask:
     split: str | None
     loader: DataLoader = field(compare=False)
     plan: AnyPlan = field(compare=False)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether each of its runs has the same cell at the same position."""
+        return self.loader.in_order and isinstance(self.plan, _core.Plan)
 
     def open(self, hub: Hub, start: int, token: int, *, background: bool) -> _core.Run:
         """A run of this from batch `start` on, which wakes `token`."""
@@ -148,7 +153,9 @@ class Hub:
         """Give `member` a production that has what it wants next: one that is there, or its own."""
         production = self._covering(member)
         if production is None:
-            production = Production(self, member.ask, member.next, background=background)
+            production = Production(
+                self, member.ask, member.next, had=member.had, background=background
+            )
             self._productions.setdefault(member.ask, []).append(production)
         member.production = production
         production.members.append(member)
@@ -187,7 +194,7 @@ class Hub:
         before = member.production
         if not isinstance(before, Production):
             return
-        if len(self._productions.get(member.ask, ())) > 1:
+        if member.ask.repeatable and len(self._productions.get(member.ask, ())) > 1:
             other = self._covering(member)
             if other is not None and self._is_better(other, before):
                 other.members.append(member)

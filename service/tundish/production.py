@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from tundish._core import Batch, End
+from tundish._core import Batch, End, Failure
 
 if TYPE_CHECKING:
-    from tundish._core import Failure
+    from collections.abc import Collection
+
     from tundish.delivery import Delivery
     from tundish.hub import Ask, Hub
 
@@ -32,6 +34,13 @@ class Production:
     window has room for, so that others may join. A member for which there is no room any more falls
     behind: it gets the rest from a production of its own, or the others wait for it.
 
+    Args:
+        hub: Who has it.
+        ask: What is produced.
+        start: The first position.
+        had: Batches that its first member has already, where positions are arrivals.
+        background: Whether it uses only capacity that others leave idle.
+
     Attributes:
         ask: What is produced, and for whom.
         members: The streams that are served.
@@ -40,7 +49,15 @@ class Production:
         run: The run.
     """
 
-    def __init__(self, hub: Hub, ask: Ask, start: int, *, background: bool = False) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        ask: Ask,
+        start: int,
+        *,
+        had: Collection[int] = (),
+        background: bool = False,
+    ) -> None:
         self.ask = ask
         self.members: list[Delivery] = []
         self.start = self.low = self.high = start
@@ -50,12 +67,14 @@ class Production:
         self._hub = hub
         self._cells: deque[Cell] = deque()
         self._end: End | None = None
+        self._had = frozenset(had)
         self._poked = False
         self._waiting_since: float | None = None
         self._said = 0.0
         self._token = hub.pump.register(self._ready)
         try:
-            self.run = ask.open(hub, start, self._token, background=background)
+            first = start if ask.loader.in_order else _first_missing(self._had)
+            self.run = ask.open(hub, first, self._token, background=background)
         except BaseException:
             hub.pump.unregister(self._token)
             raise
@@ -64,6 +83,8 @@ class Production:
 
     def covers(self, position: int) -> bool:
         """Whether a stream may join that wants this position next."""
+        if not self.ask.loader.in_order and position > 0:
+            return False  # what arrived before that elsewhere are other batches than here
         return self.low <= position <= self.high
 
     def take(self, member: Delivery) -> Cell | End | None:
@@ -76,6 +97,8 @@ class Production:
         if self._held_up():
             return None
         cell = self.run.take()
+        while self._had and isinstance(cell, (Batch, Failure)) and cell.batch in self._had:
+            cell = self.run.take()
         if cell is None:
             return None
         if isinstance(cell, End):
@@ -217,3 +240,7 @@ class Production:
             "waiting_for": [] if since is None else [member.name for member in self.late()],
             "waiting": 0.0 if since is None else time.monotonic() - since,
         }
+
+
+def _first_missing(batches: Collection[int]) -> int:
+    return next(batch for batch in itertools.count() if batch not in batches)
