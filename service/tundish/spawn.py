@@ -71,7 +71,12 @@ def spawn(
     try:
         sidecar.wait(deadline, connect_timeout)
         left = max(deadline - time.monotonic(), 0.1)
-        client = Client(sidecar.socket, connect_timeout=left, shared_memory=shared_memory)
+        client = Client(
+            sidecar.socket,
+            connect_timeout=left,
+            reconnect_timeout=0,  # a sidecar that is gone does not come back
+            shared_memory=shared_memory,
+        )
     except BaseException:
         sidecar.stop()
         raise
