@@ -116,7 +116,8 @@ class Hub:
         """
         ask = member.ask
         gathering = self._gatherings.get(ask)
-        if member.stream.group_size is None or self._productions.get(ask):
+        going_on = ask in self._productions or ask in self._splits
+        if member.stream.group_size is None or going_on:
             self._begin([member])
         elif gathering is not None:
             member.gathering = gathering
@@ -206,9 +207,9 @@ class Hub:
     @staticmethod
     def _is_better(other: Production, own: Production) -> bool:
         """Whether a stream that both cover had better be with the other."""
-        return (len(other.members), own.background, -other.start) > (
-            len(own.members) - 1,
-            other.background,
+        return (not other.background, len(other.members), -other.start) >= (
+            not own.background,
+            len(own.members),
             -own.start,
         )
 

@@ -22,6 +22,8 @@ __all__ = ["Production"]
 
 _log = logging.getLogger("tundish.server")
 
+_PAGE = 4096
+
 _PATIENCE = 1.0
 """Seconds a group waits for one of its streams before the log says so, and again each time."""
 
@@ -45,7 +47,7 @@ class Production:
         ask: What is produced, and for whom.
         members: The streams that are served.
         low, high: Positions of the first cell that is held and of the next to come.
-        nbytes: Bytes of the cells that are held.
+        nbytes: Bytes that the cells which are held take.
         run: The run.
     """
 
@@ -106,8 +108,7 @@ class Production:
         else:
             self._cells.append(cell)
             self.high += 1
-            if type(cell) is Batch:
-                self.nbytes += cell.nbytes
+            self.nbytes += _cost(cell)
         if len(self.members) > 1:
             self._poke()
         return cell
@@ -161,8 +162,7 @@ class Production:
     def _drop_oldest(self) -> None:
         cell = self._cells.popleft()
         self.low += 1
-        if type(cell) is Batch:
-            self.nbytes -= cell.nbytes
+        self.nbytes -= _cost(cell)
 
     def _held_up(self) -> bool:
         """Whether nothing more is taken from the run, because of a member that is waited for."""
@@ -240,6 +240,12 @@ class Production:
             "waiting_for": [] if since is None else [member.name for member in self.late()],
             "waiting": 0.0 if since is None else time.monotonic() - since,
         }
+
+
+def _cost(cell: Cell) -> int:
+    """Bytes that a cell takes as long as it is held: slots are whole pages."""
+    nbytes = cell.nbytes if type(cell) is Batch else 0
+    return max(1, -(-nbytes // _PAGE)) * _PAGE
 
 
 def _first_missing(batches: Collection[int]) -> int:

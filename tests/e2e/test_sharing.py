@@ -20,7 +20,7 @@ SOURCE = """
         "shared": DataLoader(Counted(), num_workers=2, **options),
         "any": DataLoader(Counted(), num_workers=4, in_order=False, **options),
         "stream": DataLoader(Streamed(seconds=0.001), 4, num_workers=2),
-        # 16 KiB a batch.
+        # 16 KiB a batch, which takes 20.
         "wide": DataLoader(Counted(400, 4096, 0.001), num_workers=2, **options),
         "wide-any": DataLoader(
             Counted(400, 4096, 0.001), num_workers=4, in_order=False, **options
@@ -30,8 +30,8 @@ SOURCE = """
     }
     feeds["told"] = told(feeds)
 """
-WINDOW = 256 * 1024
-WIDE_HELD = WINDOW // (16 * 1024)
+WINDOW = 1024 * 1024
+WIDE_HELD = WINDOW // (20 * 1024)
 """Batches of "wide" that the window has room for."""
 
 _epochs = itertools.count()
@@ -162,7 +162,7 @@ def test_who_comes_too_late_has_a_run_of_its_own_until_it_catches_up(service, wa
     expected = digests(ours["wide"].epoch(number))
     with Client(service.socket) as client:
         first = client.epoch(number, feed="wide")
-        got = {first.info.batch: digest(value) for value in itertools.islice(first, 50)}
+        got = {first.info.batch: digest(value) for value in itertools.islice(first, 80)}
         late = client.epoch(number, feed="wide")
         theirs = {late.info.batch: digest(value) for value in itertools.islice(late, 1)}
         runs = watch.stats()["runs"]
@@ -173,13 +173,15 @@ def test_who_comes_too_late_has_a_run_of_its_own_until_it_catches_up(service, wa
         met = len(theirs)
         (run,) = watch.stats()["runs"]
         assert (run["streams"], run["start"]) == (2, 0)
-        for mine, other in zip(first, late, strict=False):
+        while len(theirs) < len(got):
+            value = next(late)
+            theirs[late.info.batch] = digest(value)
+        for mine, other in zip(first, late, strict=True):
             got[first.info.batch] = digest(mine)
             theirs[late.info.batch] = digest(other)
-        theirs |= read_on(late)
     assert got == theirs == expected
     # It met the first somewhere within what that holds.
-    assert 50 - WIDE_HELD - 4 <= met <= 50 + 4
+    assert 80 - WIDE_HELD - 4 <= met <= 80 + 4
     loads = (watch.loads("wide") - before).reshape(-1)
     order = [i for batch in ours["wide"].epoch(number) for i in batch["i"].tolist()]
     by_batch = loads[order].reshape(100, 4)
@@ -202,7 +204,7 @@ def test_a_stopped_consumer_holds_nobody_up_and_gets_the_rest(
         assert other.done().digests == expected
         assert other.longest_stall(since) <= 200 * MS
     seen = stopped.batches
-    assert len(seen) < 50
+    assert len(seen) < 80
     stats = watch.stats()
     (stream,) = stats["streams"]
     assert stream["detached"] >= 1
@@ -280,7 +282,7 @@ def test_batches_as_they_are_ready_come_once_to_who_lags_or_is_late(
     for consumer in (slow, steady, late):
         assert consumer.done().digests == expected
     loads = watch.loads("wide-any") - before
-    assert loads.min() == 1 or loads.min() == 2
+    assert loads.min() >= 1
     assert loads.max() <= 3, "once for each of the three"
 
 
