@@ -209,6 +209,11 @@ class Delivery:
             },
         )
 
+    def revoke(self, batches: list[int]) -> None:
+        """Tells the client that these batches of a split epoch are somebody else's now."""
+        self._session.conn.revoke(self.stream, batches)
+        self._session.flush()
+
     def flush(self) -> None:
         """Writes out what was queued for it."""
         self._session.flush()
@@ -276,7 +281,8 @@ def _adopted_seed(theirs: dict[str, Any] | None, loader: DataLoader) -> int | No
     """The seed that a returning client brings to a feed that drew its own; None elsewhere."""
     if not theirs or "seed" not in theirs or not loader._seed_drawn:
         return None
-    return integer("seed", theirs["seed"], 0, 2**64 - 1)
+    seed = integer("seed", theirs["seed"], 0, 2**64 - 1)
+    return None if seed == loader.seed else seed  # so that it may share with those that bring none
 
 
 def _settle_start(

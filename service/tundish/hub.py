@@ -141,11 +141,12 @@ class Hub:
             self.loop.call_soon(member.move)
 
     def _split(self, member: Delivery) -> None:
-        split = self._splits.get(member.ask)
+        split, acked = self._splits.get(member.ask), member.stream.done
         if split is None:
-            split = self._splits[member.ask] = Split(self, member.ask, member.stream.done)
+            again = member.stream.fingerprint is not None
+            split = self._splits[member.ask] = Split(self, member.ask, acked, again=again)
         else:
-            split.join(member.stream.done)
+            split.join(acked)
         member.production = split
         split.members.append(member)
         self._watch()

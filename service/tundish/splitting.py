@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tundish._core import End
+from tundish.remainder import Remainder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tundish import _core
     from tundish._core import Batch, Failure
     from tundish.delivery import Delivery
     from tundish.hub import Ask, Hub
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Split"]
 
 _log = logging.getLogger("tundish.server")
+
+_RETURN = 1.0
+"""Seconds that a stream whose split epoch began elsewhere waits for others to come back."""
 
 
 @dataclass(slots=True)
@@ -40,16 +45,19 @@ class Split:
     acknowledged when it is lost, or for `lease_timeout` seconds, goes to the others. The epoch has
     ended for all of them when every cell is acknowledged.
 
+    If the first member comes back from another server, or from an earlier life of this one, others
+    may be on their way, too, and know of further acknowledgements: nothing is given out for a
+    moment.
+
     Attributes:
         ask: What is produced, and for whom.
         members: The streams among which it is split.
         redelivered: Cells that had to be given to somebody else.
-        run: The run.
     """
 
     background = False
 
-    def __init__(self, hub: Hub, ask: Ask, acked: Iterable[int]) -> None:
+    def __init__(self, hub: Hub, ask: Ask, acked: Iterable[int], *, again: bool) -> None:
         self.ask = ask
         self.members: list[Delivery] = []
         self.redelivered = 0
@@ -61,17 +69,28 @@ class Split:
         self._returned: set[int] = set()
         self._end: End | None = None
         self._poked = False
-        self.start = 0
-        while self.start in self._acked:
-            self.start += 1
-        if ask.batches is not None:
-            self.start = min(self.start, ask.batches)
         self._token = hub.pump.register(self._ready)
         try:
-            self.run = ask.open(hub, self.start, self._token, background=False)
+            self._remainder = Remainder(hub, ask, self._acked, self._token)
         except BaseException:
             hub.pump.unregister(self._token)
             raise
+        self._waiting = hub.loop.call_later(_RETURN, self._begin) if again else None
+
+    @property
+    def run(self) -> _core.Run:
+        """The run."""
+        return self._remainder.run
+
+    @property
+    def start(self) -> int:
+        """The batch that was produced first."""
+        return self._remainder.start
+
+    def _begin(self) -> None:
+        self._waiting = None
+        self._remainder.renew()
+        self._ready()
 
     # For members
 
@@ -86,16 +105,15 @@ class Split:
         return cell
 
     def _next(self) -> Cell | None:
+        if self._waiting is not None:
+            return None
         if self._again:
             return self._again.popleft()
-        while self._end is None:
-            cell = self.run.take()
-            if cell is None:
-                return None
-            if isinstance(cell, End):
-                self._end = cell
-            elif cell.batch not in self._acked:
+        if self._end is None:
+            cell = self._remainder.take()
+            if not isinstance(cell, End):
                 return cell
+            self._end = cell
         return None
 
     def _is_done(self) -> bool:
@@ -103,8 +121,14 @@ class Split:
 
     def join(self, acked: Iterable[int]) -> None:
         """A member that joins knows of cells that were acknowledged to another server."""
-        self._acked.update(acked)
-        self._again = deque(cell for cell in self._again if cell.batch not in self._acked)
+        known = set(acked) - self._acked
+        if not known:
+            return
+        self._acked |= known
+        self._again = deque(cell for cell in self._again if cell.batch not in known)
+        self._revoke([lease for batch, lease in self._leases.items() if batch in known])
+        if self._is_done():
+            self._poke()
 
     def acknowledged(self, member: Delivery, batches: Iterable[int]) -> None:
         """`member` has consumed these."""
@@ -144,6 +168,22 @@ class Split:
                 self.ask.group,
             )
         self._give_back(late)
+        self._tell(late)
+
+    def _revoke(self, leases: list[_Lease]) -> None:
+        """These cells are acknowledged by somebody else."""
+        for lease in leases:
+            del self._leases[lease.cell.batch]
+        self._tell(leases)
+
+    @staticmethod
+    def _tell(leases: list[_Lease]) -> None:
+        """Tell members which cells are theirs no longer."""
+        batches: dict[Delivery, list[int]] = {}
+        for lease in leases:
+            batches.setdefault(lease.member, []).append(lease.cell.batch)
+        for member, numbers in batches.items():
+            member.revoke(numbers)
 
     def _give_back(self, leases: list[_Lease]) -> None:
         for lease in leases:
@@ -159,6 +199,8 @@ class Split:
         """Stop the run. Workers stop before the next sample."""
         self._hub.forget(self)
         self._hub.pump.unregister(self._token)
+        if self._waiting is not None:
+            self._waiting.cancel()
         self.run.cancel()
         self._leases.clear()
         self._again.clear()

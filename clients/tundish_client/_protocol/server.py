@@ -306,6 +306,10 @@ class ServerConnection(Connection):
         stream.charge(0)
         stream.errors += 1
 
+    def revoke(self, stream: ServerStream, batches: Sequence[int]) -> None:
+        """Says that batches of a split epoch, sent before, belong to other streams now."""
+        self.send("REVOKE", {"stream": stream.number, "batches": list(batches)})
+
     def stream_error(self, stream: ServerStream, error: BaseException) -> None:
         """Ends a stream with an error."""
         self.streams.pop(stream.number, None)
