@@ -73,6 +73,7 @@ class Running:
             )
         self.workers = Workers(workers, workers * making.items_in_parallel)
         self.native = self._is_native()
+        self._sizes = _core.Sizes()
 
     def _is_native(self) -> bool:
         """Whether the engine reads the dataset by itself."""
@@ -164,6 +165,7 @@ class Running:
             timeout=making.timeout,
             samples=samples,
             background=background,
+            sizes=self._sizes,
         )
 
     def _own_arena(self) -> _core.Arena:

@@ -65,6 +65,7 @@ fn options(window: u64) -> RunOptions {
         timeout: None,
         samples: None,
         background: false,
+        largest: Arc::default(),
     }
 }
 
