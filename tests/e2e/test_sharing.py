@@ -7,10 +7,9 @@ import time
 import pytest
 
 from helpers.digests import digest, digests
-from helpers.nursery import Nursery
 from helpers.raw import Raw, epoch
 from helpers.serving import Service
-from helpers.sharing import Watch, loaders, with_datasets
+from helpers.sharing import with_datasets
 from helpers.timing import MS, wait_for
 from tundish_client import Client
 
@@ -34,46 +33,12 @@ WINDOW = 1024 * 1024
 WIDE_HELD = WINDOW // (20 * 1024)
 """Batches of "wide" that the window has room for."""
 
-_epochs = itertools.count()
-
 
 @pytest.fixture(scope="module")
 def service():
     started = Service(with_datasets(SOURCE), "feeds", env={"TUNDISH_SHARE_WINDOW": str(WINDOW)})
     yield started
     started.cleanup()
-
-
-@pytest.fixture(scope="module")
-def ours():
-    return loaders(SOURCE)
-
-
-@pytest.fixture
-def watch(service):
-    with Watch(service) as watch:
-        yield watch
-        watch.wait_until_idle()
-    assert service.process.poll() is None
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
-
-
-@pytest.fixture
-def young(nursery):
-    yield nursery
-    nursery.clear()
-
-
-@pytest.fixture
-def number():
-    """An epoch that no other test has asked for."""
-    return next(_epochs)
 
 
 def read_in_turn(streams):

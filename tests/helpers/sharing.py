@@ -14,7 +14,7 @@ from tundish_client import Client
 DATASETS = """
     import time
     import numpy as np
-    from tundish import DataLoader, sample_rng
+    from tundish import ArrayDataset, DataLoader, sample_rng
 
     class Counted:
         def __init__(self, n=200, nbytes=256, seconds=0.0):
@@ -55,7 +55,8 @@ DATASETS = """
             }
 
     def told(feeds):
-        return DataLoader(Told({name: feed.dataset for name, feed in feeds.items()}), None)
+        counting = {name: feed.dataset for name, feed in feeds.items()}
+        return DataLoader(Told({k: v for k, v in counting.items() if hasattr(v, "asked")}), None)
 """
 
 
