@@ -113,6 +113,7 @@ class Delivery:
         if not self._exact:
             header["exact"] = False
         self._session.conn.start_stream(self.stream, header)
+        self._session.began(self)
 
     def move(self) -> None:
         """Sends what is ready, as far as credits and the socket allow, and writes it out."""
@@ -195,7 +196,7 @@ class Delivery:
 
     def _end(self) -> None:
         stream, plan = self.stream, self._plan
-        self.close()
+        self.close("ended")
         self._session.conn.end_stream(
             stream,
             {
@@ -220,13 +221,14 @@ class Delivery:
 
     def fail(self, error: BaseException) -> None:
         """Ends the stream with an error."""
-        self.close()
+        self.close(f"failed with {type(error).__name__}: {error}")
         self._session.conn.stream_error(self.stream, error)
 
-    def close(self) -> None:
-        """Leaves the production, which stops with its last stream."""
+    def close(self, how: str = "was given up") -> None:
+        """Leaves the production, which stops with its last stream; `how` is for the log."""
         if not self.over:
             self._heed_acks()
+            self._session.ended(self, how)
             self.over = True
             if self.gathering is not None:
                 self.gathering.leave(self)
@@ -247,10 +249,10 @@ class Delivery:
         waits = list(self.waits)
         waits[self._waiting] += now - self._since
         stream, production = self.stream, self.production
-        shared = isinstance(production, Production)
-        ready = production.high - self.next if shared else 0
+        ready = production.high - self.next if isinstance(production, Production) else 0
         return {
             "stream": stream.number,
+            "run": None if production is None else production.number,
             "feed": self.feed,
             "epoch": stream.epoch,
             "start": stream.start,
@@ -262,15 +264,18 @@ class Delivery:
             "total": self.total,
             "position": self.next,
             "delivered": stream.sent,
+            "samples": stream.samples,
             "acked": stream.acked,
             "errors": stream.errors,
             "skipped": stream.skipped,
+            "redelivered": self.redelivered,
             "bytes": stream.sent_bytes,
             "rate": stream.sent / max(1e-9, now - self._began),
             "queued": ready,
             "lag": max(0, stream.start + stream.sent - (stream.acked + 1)),
             "behind": ready,
             "detached": self.detached,
+            "slots": self._session.slots_of(stream),
             "credits": {"batches": stream.batches, "bytes": stream.bytes},
             "consumer_wait": waits[_FOR_LOADER] + waits[_OPENING],
             "loader_wait": waits[_FOR_CONSUMER],

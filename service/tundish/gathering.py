@@ -30,7 +30,7 @@ class Gathering:
         first: Delivery,
         timeout: float,
         begin: Callable[[list[Delivery]], None],
-        over: Callable[[], None],
+        over: Callable[[], object],
     ) -> None:
         self.size = first.stream.group_size
         self.members: list[Delivery] = []

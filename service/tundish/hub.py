@@ -82,7 +82,6 @@ class Hub:
     """The productions of one server. Lives on its loop's thread.
 
     Attributes:
-        share_window: Bytes of cells that a production holds for streams that lag or still join.
         loop, pump, arena: The server's.
     """
 
@@ -92,7 +91,7 @@ class Hub:
         self.loop = loop
         self.pump = pump
         self.arena = arena
-        self.share_window = config.share_window
+        self._share_window = config.share_window
         self._join_timeout = config.join_timeout
         self._lease_timeout = config.lease_timeout
         self._tight = arena.limit - arena.limit // 8
@@ -227,9 +226,18 @@ class Hub:
 
     # Memory
 
+    @property
+    def share_window(self) -> int:
+        """Bytes of cells that a production may hold for streams that lag or still join.
+
+        All of them together hold a quarter of the memory limit at most.
+        """
+        productions = sum(map(len, self._productions.values()))
+        return min(self._share_window, self.arena.limit // 4 // max(1, productions))
+
     def is_tight(self) -> bool:
         """Whether little memory is left."""
-        return self.arena.used > self._tight
+        return self.arena.busy > self._tight
 
     def relieve(self) -> None:
         """Let go of what is held only for streams that may still join."""

@@ -49,6 +49,7 @@ class Production:
         low, high: Positions of the first cell that is held and of the next to come.
         nbytes: Bytes that the cells which are held take.
         run: The run.
+        number: Its number, no other run of the server has it.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Production:
         self._poked = False
         self._waiting_since: float | None = None
         self._said = 0.0
-        self._token = hub.pump.register(self._ready)
+        self.number = self._token = hub.pump.register(self._ready)
         try:
             first = start if ask.loader.in_order else _first_missing(self._had)
             self.run = ask.open(hub, first, self._token, background=background)
@@ -229,6 +230,7 @@ class Production:
         since = self.waited_since()
         return {
             **self.ask.describe(),
+            "run": self.number,
             "start": self.start,
             "position": self.high,
             **self.run.stats(),

@@ -53,6 +53,7 @@ class Split:
         ask: What is produced, and for whom.
         members: The streams among which it is split.
         redelivered: Cells that had to be given to somebody else.
+        number: The run's number, no other of the server has it.
     """
 
     background = False
@@ -68,8 +69,8 @@ class Split:
         self._again: deque[Cell] = deque()
         self._returned: set[int] = set()
         self._end: End | None = None
-        self._poked = False
-        self._token = hub.pump.register(self._ready)
+        self._poked = self._held_back = False
+        self.number = self._token = hub.pump.register(self._ready)
         try:
             self._remainder = Remainder(hub, ask, self._acked, self._token)
         except BaseException:
@@ -96,7 +97,7 @@ class Split:
 
     def take(self, member: Delivery) -> Cell | End | None:
         """A cell for `member`, which holds it from now on; the end when all are acknowledged."""
-        cell = self._next()
+        cell = self._next(member)
         if cell is None:
             return self._end if self._is_done() else None
         if cell.batch in self._returned:
@@ -104,12 +105,15 @@ class Split:
         self._leases[cell.batch] = _Lease(member, cell, time.monotonic())
         return cell
 
-    def _next(self) -> Cell | None:
+    def _next(self, member: Delivery) -> Cell | None:
         if self._waiting is not None:
             return None
         if self._again:
             return self._again.popleft()
         if self._end is None:
+            if self._hub.is_tight() and any(one.member is member for one in self._leases.values()):
+                self._held_back = True  # one batch a member, until there is memory again
+                return None
             cell = self._remainder.take()
             if not isinstance(cell, End):
                 return cell
@@ -140,7 +144,8 @@ class Split:
         for lease in self._leases.values():
             if lease.member is member:
                 lease.since = time.monotonic()  # it is slow, not stopped
-        if self._is_done():
+        if self._is_done() or self._held_back:
+            self._held_back = False
             self._poke()
 
     def advanced(self, member: Delivery) -> None:
@@ -232,6 +237,7 @@ class Split:
         seconds = max(1e-9, time.monotonic() - self.began)
         return {
             **self.ask.describe(),
+            "run": self.number,
             "start": self.start,
             "position": len(self._acked),
             **self.run.stats(),
