@@ -5,6 +5,9 @@ the lock. A signal handler may raise anywhere: in a wait it costs nothing, becau
 result is noted without a bytecode between. An update of the core holds Ctrl-C back until it is
 done; what another signal's handler raises there fails the connection, with the position to resume
 from.
+
+When the server goes away, the reader looks for it instead of waiting in the socket, one step at a
+time: whoever is the reader then takes the next step.
 """
 
 from __future__ import annotations
@@ -19,21 +22,24 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ._base import Life, Opening
+from ._base import Life
+from ._opening import Opening, Patience, Recovery
 from ._protocol.reading import StreamState
 from ._signals import uninterrupted
-from .errors import ConnectionLost, TundishError
+from .config import ClientOptions
+from .errors import ConnectError, ConnectionLost, TundishError
 
 __all__ = ["BlockingLink"]
 
 _SEND = sockets.MSG_DONTWAIT | sockets.MSG_NOSIGNAL
-_SLICE = 0.05  # seconds after which a waiting thread looks whether the reader's place is free
+_RECEIVE = sockets.MSG_DONTWAIT
+_SLICE = 0.05  # seconds after which a waiting thread looks around
 
 
 class BlockingLink:
-    """Drives one `ClientConnection` over a blocking socket. Thread-safe."""
+    """Drives a `ClientConnection` over a blocking socket, and its successors. Thread-safe."""
 
-    def __init__(self, opening: Opening, life: Life) -> None:
+    def __init__(self, options: ClientOptions, life: Life) -> None:
         """Connects.
 
         Raises:
@@ -47,7 +53,13 @@ class BlockingLink:
         self._received: list[int] = []  # counts that the core has not been told yet
         self._unsent = b""
         self._dropped: deque[StreamState] = deque()
-        self.sock = _open(opening)
+        self._options = options
+        self._recovery = Recovery(options.path, options.patience)
+        self._patience: Patience | None = None
+        self._opening: Opening | None = None  # of the connection after the present one
+        opening = _open(options)
+        self.sock = opening.detach()
+        self.sock.setblocking(True)
         self.core = opening.core
         self.segments = opening.segments
 
@@ -56,6 +68,8 @@ class BlockingLink:
     def take(self, state: StreamState) -> Any:
         """Returns the stream's next cell or END; waits for it. See `ClientConnection.take`."""
         try:
+            if state.split is not None:
+                self._look()
             return self.until(self._claim, state)
         except BaseException:
             if state.reader == threading.get_ident():
@@ -110,17 +124,26 @@ class BlockingLink:
         # A signal handler may be on top of the very thread that holds the lock.
         held = self._lock.acquire(timeout=1.0)
         try:
+            self.core.recovers = False
             self.core.lose(ConnectionLost("the client was closed"))
             if self.segments is not None:
                 self.segments.close()
             if self._reader in (None, threading.get_ident()):
-                self.sock.close()  # else the reader does, once it is out of its call
+                self._hang_up()  # else the reader does, once it is out of its call
         finally:
             if held:
+                self._changed.notify_all()
                 self._lock.release()
 
+    def _hang_up(self) -> None:
+        self.sock.close()
+        if self._opening is not None:
+            self._opening.abandon()
+
     def abandon(self) -> None:
-        """Closes the inherited file descriptor in a forked child."""
+        """Closes the inherited file descriptors in a forked child."""
+        if self._opening is not None:
+            self._opening.abandon()
         os.close(self.sock.detach())
 
     # Waiting
@@ -149,14 +172,16 @@ class BlockingLink:
                         self._wait_for_reader()
                         continue
                     self._reader = me
-                    view = self.core.get_buffer()
-                if not self._dropped:
+                    view = None if self.core.recovering else self.core.get_buffer()
+                if view is None:
+                    self._recover()
+                elif not self._dropped:
                     self._receive(view)
         finally:
             if self._reader == me:
                 self._reader = None
                 if self.life.closed:
-                    self.sock.close()
+                    self._hang_up()
                 elif self._waiting:
                     with self._changed:
                         self._changed.notify_all()
@@ -200,6 +225,18 @@ class BlockingLink:
         finally:
             self._waiting -= 1
 
+    def _look(self) -> None:
+        """Takes in what has come, without waiting: a batch may be another stream's by now."""
+        with self._changed:
+            if self._reader is None and not self._received and self.core.failed is None:
+                view = self.core.get_buffer()
+                try:
+                    self._received.extend(map(self.sock.recv_into, (view,), (0,), (_RECEIVE,)))
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    self._received.append(0)
+
     def _receive(self, view: memoryview) -> None:
         """Waits for bytes; a signal may raise here at any time, and costs nothing."""
         segments = self.segments
@@ -240,21 +277,93 @@ class BlockingLink:
             self._interrupted(error)
             raise
 
+    # Recovering
 
-def _open(opening: Opening) -> sockets.socket:
-    try:
-        while (sock := opening.attempt()) is None:
-            time.sleep(opening.pause())
+    def _recover(self) -> None:
+        """One step towards another connection; a signal may raise here, and costs nothing."""
         try:
-            poll = select.poll()
-            poll.register(sock, select.POLLIN)
-            while not (poll.poll(opening.patience() * 1000) and opening.receive(sock)):
-                pass
-            sock.setblocking(True)
+            opening = uninterrupted(self._step_on)
+            if opening is not None:
+                sock, seconds = opening.wait()
+                if sock is None:
+                    with self._changed:
+                        self._changed.wait(min(seconds, _SLICE))
+                else:
+                    _wait(sock, min(seconds, _SLICE))
+        except ConnectError as error:
+            with self._lock:
+                uninterrupted(self._give_up, error)
+
+    def _step_on(self) -> Opening | None:
+        """Returns the opening if it has to be waited for; None once there is a connection."""
+        if self._patience is None:
+            self._patience = self._recovery.after(self.core)
+        if self._opening is None:
+            self._opening = Opening(self._options, self._patience)
+        try:
+            if not self._opening.go_on():
+                return self._opening
         except BaseException:
-            sock.close()
+            self._drop_opening()
             raise
+        with self._lock:
+            self._adopt(self._opening)
+        return None
+
+    def _drop_opening(self) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.abandon()
+
+    def _give_up(self, error: Exception) -> None:
+        self._drop_opening()
+        self._patience = None
+        self._recovery.failed()
+        self.core.give_up(error)
+        self.core.changed.clear()
+        self._changed.notify_all()
+
+    def _adopt(self, opening: Opening) -> None:
+        """Goes on with the new connection, under the lock."""
+        if self.life.over:
+            return
+        old, segments = self.core, self.segments
+        self.sock.close()
+        self.sock = opening.detach()
+        self.core, self.segments = opening.core, opening.segments
+        self._opening = self._patience = None
+        self._unsent = b""
+        try:
+            self.sock.setblocking(True)
+            self.core.adopt(old)
+            if segments is not None:
+                segments.close()
+        except BaseException as error:  # of a signal's handler
+            old.recovers = self.core.recovers = False
+            old.lose(error if isinstance(error, Exception) else ConnectionLost(repr(error)))
+            self._interrupted(error)
+            raise
+        self._flush()
+        self._recovery.succeeded()
+        self._changed.notify_all()
+
+
+def _open(options: ClientOptions) -> Opening:
+    opening = Opening(options)
+    try:
+        while not opening.go_on():
+            _wait(*opening.wait())
     except BaseException:
         opening.abandon()
         raise
-    return sock
+    return opening
+
+
+def _wait(sock: sockets.socket | None, seconds: float) -> None:
+    """Waits until the socket is readable, or just waits."""
+    if sock is None:
+        time.sleep(seconds)
+        return
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    poll.poll(seconds * 1000)

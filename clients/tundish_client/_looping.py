@@ -1,15 +1,18 @@
-"""The link of an asyncio client: one transport, whose loop it belongs to."""
+"""The link of an asyncio client: one transport at a time, whose loop it belongs to."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket as sockets
 from typing import cast
 
-from ._base import Opening
+from ._opening import Opening, Recovery
 from ._protocol.client import ClientConnection, Reply
 from ._protocol.reading import StreamState
-from .errors import ConnectionLost, TundishError
+from .config import ClientOptions
+from .errors import ConnectError, ConnectionLost, TundishError
 from .shm import Segments
 
 __all__ = ["LoopLink", "open_link"]
@@ -18,16 +21,31 @@ _SEND = sockets.MSG_DONTWAIT | sockets.MSG_NOSIGNAL
 
 
 class LoopLink(asyncio.BufferedProtocol):
-    """Between one transport and one connection; wakes those who wait for what has changed."""
+    """Between a transport and a connection, and their successors; wakes who waits for a change.
 
-    def __init__(self, opening: Opening, sock: sockets.socket) -> None:
+    When the server goes away with something open, or is missed later, a task looks for it.
+    """
+
+    def __init__(self, options: ClientOptions, opening: Opening) -> None:
         self.core: ClientConnection = opening.core
         self.segments: Segments | None = opening.segments
-        self.sock = sock
+        self.sock = opening.detach()
         self.loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[None] = self.loop.create_future()
+        self._options = options
         self._transport: asyncio.Transport | None = None
         self._waiters: dict[StreamState | Reply, asyncio.Future[None]] = {}
+        self._recovery = Recovery(options.path, options.patience)
+        self._search: asyncio.Task[None] | None = None
+        self._opening: Opening | None = None  # of the search
+
+    async def connect(self) -> None:
+        """Makes a transport of the socket."""
+        try:
+            await self.loop.create_unix_connection(lambda: self, sock=self.sock)
+        except BaseException:
+            self.sock.close()
+            raise
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not a subclass
@@ -51,6 +69,7 @@ class LoopLink(asyncio.BufferedProtocol):
         self.flush()
         if not self.gone.done():
             self.gone.set_result(None)
+        self.recover()
 
     def flush(self) -> None:
         """Sends what the core has to say, and wakes those it concerns. In the loop's thread."""
@@ -85,6 +104,7 @@ class LoopLink(asyncio.BufferedProtocol):
         """Waits until something has happened to a stream or reply. Cancelling it is harmless."""
         if what in self._waiters:
             raise TundishError("another task is reading this stream: give each its own")
+        self.recover()
         waiter = self._waiters[what] = self.loop.create_future()
         try:
             await waiter
@@ -98,42 +118,107 @@ class LoopLink(asyncio.BufferedProtocol):
 
     def shut(self) -> None:
         """Closes the connection; does not wait."""
+        self.core.recovers = False
         self.core.lose(ConnectionLost("the client was closed"))
+        if self._search is not None:
+            self._search.cancel()
         if self.segments is not None:
             self.segments.close()
         self.flush()
         if self._transport is not None:
             self._transport.abort()
 
+    async def closed(self) -> None:
+        """Waits for the turn of the loop in which the files are closed."""
+        if self._search is not None:
+            await asyncio.wait((self._search,))
+        await asyncio.shield(self.gone)
 
-async def open_link(loop: asyncio.AbstractEventLoop, opening: Opening) -> LoopLink:
-    try:
-        while (sock := opening.attempt()) is None:  # noqa: ASYNC110 - nothing tells of a new file
-            await asyncio.sleep(opening.pause())
+    def abandon(self) -> None:
+        """Closes the inherited file descriptors in a forked child."""
+        if self._opening is not None:
+            self._opening.abandon()
+        os.close(self.sock.detach())
+
+    # Recovering
+
+    def recover(self) -> None:
+        """Begins to look for a server that went away, if anything waits for it."""
+        core = self.core
+        if core.recovering and core.busy and self._search is None and self._transport is None:
+            self._search = self.loop.create_task(self._look_for_server())
+
+    async def _look_for_server(self) -> None:
         try:
-            while not (await _readable(loop, sock, opening.patience()) and opening.receive(sock)):
-                pass
-            link = LoopLink(opening, sock)
-            await loop.create_unix_connection(lambda: link, sock=sock)
-        except BaseException:
-            sock.close()
-            raise
-    except BaseException:
+            patience = self._recovery.after(self.core)
+            opening = self._opening = Opening(self._options, patience)
+            await _open(opening)
+            self._adopt(opening)
+            await self.connect()
+            self._recovery.succeeded()
+        except ConnectError as error:
+            self._give_up(error)
+        except Exception as error:  # nobody may wait for ever, whatever it is
+            self._give_up(ConnectError(f"reconnecting failed: {error!r}"))
+        finally:
+            self._search = None
+            if self._opening is not None:
+                self._opening.abandon()
+                self._opening = None
+        self.recover()  # if it was lost again already
+
+    def _adopt(self, opening: Opening) -> None:
+        old, segments = self.core, self.segments
+        self.core, self.segments = opening.core, opening.segments
+        self.sock = opening.detach()
+        self.gone = self.loop.create_future()
+        self.core.adopt(old)
+        if segments is not None:
+            segments.close()
+
+    def _give_up(self, error: ConnectError) -> None:
+        self._recovery.failed()
+        if self.core.failed is None:
+            self.core.lose(error)
+        else:
+            self.core.give_up(error)
+        self.flush()
+
+
+async def open_link(options: ClientOptions) -> LoopLink:
+    """Connects.
+
+    Raises:
+        ConnectError: See `AsyncClient`.
+    """
+    opening = Opening(options)
+    try:
+        await _open(opening)
+        link = LoopLink(options, opening)
+        await link.connect()
+    finally:
         opening.abandon()
-        raise
     return link
 
 
-async def _readable(loop: asyncio.AbstractEventLoop, sock: sockets.socket, timeout: float) -> bool:
-    """Waits until the socket is readable, or the time is over (False)."""
+async def _open(opening: Opening) -> None:
+    while not opening.go_on():
+        sock, seconds = opening.wait()
+        if sock is None:
+            await asyncio.sleep(seconds)
+        else:
+            await _readable(sock, seconds)
+
+
+async def _readable(sock: sockets.socket, seconds: float) -> None:
+    """Waits until the socket is readable, or the time is over."""
+    loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     fd = sock.fileno()
     loop.add_reader(fd, ready.set)
     try:
-        async with asyncio.timeout(timeout):
-            await ready.wait()
-    except TimeoutError:
-        return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await ready.wait()
     finally:
         loop.remove_reader(fd)
-    return True

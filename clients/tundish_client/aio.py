@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from ._base import BaseClient, Opening, choose_feed
+from ._base import BaseClient, choose_feed
 from ._looping import LoopLink, open_link
 from ._protocol.reading import StreamState
 from .config import ClientOptions, EpochOptions
 from .errors import TundishError
-from .resuming import resume_options
+from .resuming import resume_any
 from .streams import AsyncStream
 
 __all__ = ["AsyncClient"]
@@ -39,11 +39,15 @@ class AsyncClient(BaseClient):
         socket: str | os.PathLike[str] | None = None,
         *,
         connect_timeout: float | None = None,
+        reconnect_timeout: float | None = None,
         shared_memory: bool | None = None,
     ) -> None:
         super().__init__(
             ClientOptions(
-                socket=socket, connect_timeout=connect_timeout, shared_memory=shared_memory
+                socket=socket,
+                connect_timeout=connect_timeout,
+                reconnect_timeout=reconnect_timeout,
+                shared_memory=shared_memory,
             )
         )
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -62,13 +66,18 @@ class AsyncClient(BaseClient):
         world_size: int = 1,
         uneven: str = "pad",
         batch_size: int | None = None,
+        group: str | None = None,
+        group_size: int | None = None,
+        split: str | None = None,
+        on_lag: str = "detach",
         prefetch: int = 2,
         copy: bool = False,
     ) -> AsyncStream:
         """Like `Client.epoch`; the server is asked when the stream is first used."""
         options = EpochOptions(
             epoch=epoch, feed=feed, start=start, rank=rank, world_size=world_size,
-            uneven=uneven, batch_size=batch_size, prefetch=prefetch, copy=copy,
+            uneven=uneven, batch_size=batch_size, group=group, group_size=group_size,
+            split=split, on_lag=on_lag, prefetch=prefetch, copy=copy,
         )  # fmt: skip
         self._life.check()
         return AsyncStream(self, StreamState(options))
@@ -81,13 +90,16 @@ class AsyncClient(BaseClient):
         rank: int | None = None,
         world_size: int | None = None,
         uneven: str | None = None,
+        group: str | None = None,
+        group_size: int | None = None,
+        on_lag: str = "detach",
         prefetch: int = 2,
         copy: bool = False,
     ) -> AsyncStream:
         """Like `Client.resume`; the server is asked when the stream is first used."""
-        options = resume_options(
+        options = resume_any(
             state, feed=feed, rank=rank, world_size=world_size, uneven=uneven,
-            prefetch=prefetch, copy=copy,
+            group=group, group_size=group_size, on_lag=on_lag, prefetch=prefetch, copy=copy,
         )  # fmt: skip
         self._life.check()
         return AsyncStream(self, StreamState(options))
@@ -126,7 +138,7 @@ class AsyncClient(BaseClient):
         if self._link is not None:
             self._check_loop()
             self._link.shut()
-            await asyncio.shield(self._link.gone)  # a turn of the loop, so that the file is closed
+            await self._link.closed()
 
     async def __aenter__(self) -> Self:
         await self._connected()
@@ -153,6 +165,10 @@ class AsyncClient(BaseClient):
 
     async def _take(self, state: StreamState) -> Any:
         link = await self._started(state)
+        if state.split is not None:
+            # Two turns of the loop take in what has come: a batch may be somebody else's now.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
         while (cell := self._look(link, link.core.take, state)) is None:
             await link.change(state)
             self._life.check()
@@ -178,9 +194,10 @@ class AsyncClient(BaseClient):
         finally:
             link.flush()
 
-    def _close_stream(self, state: StreamState) -> None:
+    def _close_stream(self, state: StreamState, *, clean: bool) -> None:
         if state.closed or self._life.over:
             return
+        state.clean = clean
         if self._link is None:
             state.close()
             return
@@ -219,14 +236,14 @@ class AsyncClient(BaseClient):
     async def _connected(self) -> LoopLink:
         """Returns the link; connects if that has not been done."""
         self._life.check()
-        loop = self._check_loop()
+        self._check_loop()
         if self._link is not None:
             return self._link
         if self._opening is None:
             self._opening = asyncio.Lock()
         async with self._opening:
             if self._link is None:
-                self._link = await open_link(loop, Opening(self._options))
+                self._link = await open_link(self._options)
         if self._life.closed:
             self._link.shut()
         self._life.check()
@@ -234,4 +251,4 @@ class AsyncClient(BaseClient):
 
     def _abandon(self) -> None:
         if self._link is not None:
-            os.close(self._link.sock.detach())
+            self._link.abandon()

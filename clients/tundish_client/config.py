@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,10 +26,13 @@ MAX_SOCKET_PATH: Final = 107
 """Bytes that the path of a Unix socket may have on Linux."""
 
 DEFAULT_CONNECT_TIMEOUT: Final = 10.0
+DEFAULT_RECONNECT_TIMEOUT: Final = 0.0
 RECEIVE_BYTES: Final = 256 * 2**20
 """Bytes of batches a stream takes in ahead of the consumer; one batch may exceed it."""
 
+_INT63: Final = 2**63 - 1
 _UNEVEN: Final = ("pad", "drop", "keep")
+_ON_LAG: Final = ("detach", "wait")
 _YES: Final = frozenset(("1", "true", "yes", "on"))
 _NO: Final = frozenset(("0", "false", "no", "off"))
 
@@ -78,7 +81,7 @@ def check_socket_path(path: str | os.PathLike[str]) -> str:
     return text
 
 
-def check_int(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
+def check_int(name: str, value: Any, least: int, most: int = _INT63) -> int:
     """Returns `value` as an int within bounds; numpy integers pass, bool does not.
 
     Raises:
@@ -94,6 +97,43 @@ def check_int(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
         bound = f"at least {least}" if number < least else f"at most {most}"
         raise ConfigError(f"{name} must be {bound}, got {number}")
     return number
+
+
+def _check_name(name: str, value: Any) -> None:
+    if value is not None and not (isinstance(value, str) and value and _is_text(value)):
+        raise ConfigError(f"{name} must be a name or None, got {value!r:.100}")
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r:.100}"
+        )
+
+
+def check_ranges(name: str, value: Any) -> list[list[int]]:
+    """Returns batches as ranges, [[first, last], ...], if they are such.
+
+    Raises:
+        ConfigError: They are something else.
+    """
+    try:
+        pairs = [[check_int(name, number, 0) for number in pair] for pair in value]
+        if all(first <= last for first, last in pairs):
+            return pairs
+    except (TypeError, ValueError) as error:
+        reason: Exception | None = error
+    else:
+        reason = None
+    raise ConfigError(f"{name} must be a list of [first, last], got {value!r:.100}") from reason
 
 
 def _check_bool(name: str, value: Any) -> bool:
@@ -118,30 +158,41 @@ class ClientOptions:
         socket: Path of the server's socket; `default_socket()` when None.
         connect_timeout: Seconds to wait for a server that is not there yet, or does not answer.
             `TUNDISH_CONNECT_TIMEOUT`, 10.
+        reconnect_timeout: Seconds to look for a server that went away, before open streams fail;
+            0 for not at all. `TUNDISH_RECONNECT_TIMEOUT`, 0.
         shared_memory: Take batches in shared memory where the server offers it.
             `TUNDISH_SHARED_MEMORY`, yes.
     """
 
     socket: str | os.PathLike[str] | None = None
     connect_timeout: float | None = None
+    reconnect_timeout: float | None = None
     shared_memory: bool | None = None
     path: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         socket = default_socket() if self.socket is None else self.socket
-        timeout, shared = self.connect_timeout, self.shared_memory
+        timeout, again, shared = self.connect_timeout, self.reconnect_timeout, self.shared_memory
         if timeout is None:
             timeout = _from_environment("CONNECT_TIMEOUT", DEFAULT_CONNECT_TIMEOUT)
+        if again is None:
+            again = _from_environment("RECONNECT_TIMEOUT", DEFAULT_RECONNECT_TIMEOUT)
         if shared is None:
             shared = _from_environment("SHARED_MEMORY", True)
         object.__setattr__(self, "path", check_socket_path(socket))
         object.__setattr__(self, "connect_timeout", _check_seconds("connect_timeout", timeout))
+        object.__setattr__(self, "reconnect_timeout", _check_seconds("reconnect_timeout", again))
         object.__setattr__(self, "shared_memory", _check_bool("shared_memory", shared))
 
     @property
     def timeout(self) -> float:
         """`connect_timeout`, resolved."""
         return DEFAULT_CONNECT_TIMEOUT if self.connect_timeout is None else self.connect_timeout
+
+    @property
+    def patience(self) -> float:
+        """`reconnect_timeout`, resolved; 0 for no reconnecting."""
+        return self.reconnect_timeout or 0.0
 
 
 def _from_environment(name: str, default: Any) -> Any:
@@ -164,6 +215,7 @@ class EpochOptions:
     """What a stream asks for; see `Client.epoch`.
 
     `fingerprint` is what a position was counted in: the server compares it with what it has.
+    `acked` are the batches of a split epoch that were acknowledged before, as ranges.
     """
 
     epoch: int
@@ -174,6 +226,11 @@ class EpochOptions:
     uneven: str = "pad"
     batch_size: int | None = None
     fingerprint: Mapping[str, Any] | None = None
+    group: str | None = None
+    group_size: int | None = None
+    split: str | None = None
+    acked: Sequence[Sequence[int]] = ()
+    on_lag: str = "detach"
     prefetch: int = 2
     copy: bool = False
 
@@ -182,25 +239,59 @@ class EpochOptions:
             object.__setattr__(self, name, value)
 
         put("epoch", check_int("epoch", self.epoch, 0))
-        if self.feed is not None and (not isinstance(self.feed, str) or not self.feed):
-            raise ConfigError(f"feed must be the name of a feed or None, got {self.feed!r:.100}")
+        for name in ("feed", "group", "split"):
+            _check_name(name, getattr(self, name))
         put("start", check_int("start", self.start, 0))
         put("world_size", check_int("world_size", self.world_size, 1))
         put("rank", check_int("rank", self.rank, 0))
         if self.rank >= self.world_size:
             raise ConfigError(f"rank must be below world_size={self.world_size}, got {self.rank}")
-        if self.uneven not in _UNEVEN:
-            raise ConfigError(
-                f"uneven must be one of {', '.join(map(repr, _UNEVEN))}, got {self.uneven!r:.100}"
-            )
-        if self.batch_size is not None:
-            put("batch_size", check_int("batch_size", self.batch_size, 1))
+        _check_choice("uneven", self.uneven, _UNEVEN)
+        _check_choice("on_lag", self.on_lag, _ON_LAG)
+        for name, most in (("batch_size", _INT63), ("group_size", 2**20)):
+            if (value := getattr(self, name)) is not None:
+                put(name, check_int(name, value, 1, most))
         put("prefetch", check_int("prefetch", self.prefetch, 1, 2**20))
         _check_bool("copy", self.copy)
+        put("acked", check_ranges("acked", self.acked))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Refuses what doesn't go together.
+
+        Raises:
+            ConfigError: Something; the message says what to leave out.
+        """
+        if self.group_size is not None and self.group is None and self.split is None:
+            raise ConfigError(
+                f"group_size={self.group_size} needs the name of the group: give group='...', the "
+                "same to all its members"
+            )
+        if self.split is None:
+            return
+        for name, value, default, reason in (
+            ("start", self.start, 0, "its streams get what the others have not had"),
+            ("world_size", self.world_size, 1, "it is shared out as its streams ask, not by rank"),
+            ("group", self.group, None, "split names those who share the epoch"),
+            ("group_size", self.group_size, None, "its streams may join at any time"),
+            ("on_lag", self.on_lag, "detach", "no stream of it waits for another"),
+        ):
+            if value != default:
+                raise ConfigError(
+                    f"split={self.split!r:.100} does not go together with {name}={value!r}: "
+                    f"{reason}; leave out {name}"
+                )
 
     def header(self) -> dict[str, Any]:
         """The part of the EPOCH message that describes the request."""
-        optional = {"batch_size": self.batch_size, "fingerprint": self.fingerprint}
+        optional = {
+            "batch_size": self.batch_size,
+            "fingerprint": self.fingerprint,
+            "group": self.group,
+            "group_size": self.group_size,
+            "split": self.split,
+            "on_lag": None if self.on_lag == "detach" else self.on_lag,
+        }
         return {
             "feed": self.feed,
             "epoch": self.epoch,

@@ -3,12 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from .config import EpochOptions, check_int
+from .config import EpochOptions, check_int, check_ranges
 from .errors import ConfigError
 
-__all__ = ["resume_options"]
+__all__ = ["resume_any", "resume_options"]
+
+
+def resume_any(
+    state: Mapping[str, Any],
+    *,
+    feed: str | None,
+    rank: int | None,
+    world_size: int | None,
+    uneven: str | None,
+    group: str | None,
+    group_size: int | None,
+    on_lag: str,
+    prefetch: int,
+    copy: bool,
+) -> EpochOptions:
+    """Returns what a stream of a client has to ask for to go on at `state`; see `Client.resume`.
+
+    Raises:
+        ConfigError: The state is none, or doesn't go with the other arguments.
+    """
+    shared: dict[str, Any] = {"group": group, "group_size": group_size, "on_lag": on_lag}
+    shard: dict[str, Any] = {"rank": rank, "world_size": world_size, "uneven": uneven}
+    if not isinstance(state, Mapping) or state.get("split") is None:
+        options = resume_options(state, feed=feed, **shard, prefetch=prefetch, copy=copy)
+        return replace(options, **shared)
+    given = {name: value for name, value in shard.items() if value is not None}
+    return EpochOptions(
+        epoch=_number(state, "epoch"),
+        feed=state.get("feed") if feed is None else feed,
+        split=state["split"],
+        acked=check_ranges("state['acked']", state.get("acked", ())),
+        batch_size=state.get("batch_size"),
+        fingerprint=_fingerprint(state) or None,
+        prefetch=prefetch,
+        copy=copy,
+        **given,
+        **shared,
+    )
 
 
 def resume_options(
@@ -21,7 +60,7 @@ def resume_options(
     prefetch: int,
     copy: bool,
 ) -> EpochOptions:
-    """Returns what a stream has to ask for to go on at `state`; see `Client.resume`.
+    """The same for a position, also of an epoch in-process.
 
     Raises:
         ConfigError: The state is none, or doesn't go with the other arguments.
@@ -48,6 +87,11 @@ def resume_options(
 
 def _number(state: Mapping[str, Any], name: str) -> int:
     if name not in state:
+        if name == "batch" and state.get("split") is not None:
+            raise ConfigError(
+                f"state is of a stream with split={state['split']!r:.100}, which has no position: "
+                "only client.resume(state) goes on with it"
+            )
         raise ConfigError(
             f"state must be what state_dict() returned, with epoch and batch; {name!r} is missing "
             f"in {dict(state)!r:.200}"

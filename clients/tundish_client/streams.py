@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ._leaving import in_exception, left_by_break
+from ._protocol.cells import Cell
 from ._protocol.client import END
 from ._protocol.info import BatchInfo, Position
-from ._protocol.reading import Cell, StreamState
+from ._protocol.reading import StreamState
 from ._signals import interrupt_again
 from .errors import TundishError
 
@@ -36,7 +38,7 @@ class BaseStream:
         A position counts what was handed out, not what was received.
 
         Raises:
-            TundishError: The feed delivers out of order; there is no position.
+            TundishError: The epoch is split, or the feed delivers out of order.
         """
         return self._state.position
 
@@ -54,7 +56,9 @@ class BaseStream:
 
         From the start of the stream what the server announced; `skipped` and `errors` count what
         was handed out. Where the number of batches is not known beforehand, batches and samples
-        count what was handed out, too. After the end all are what came true.
+        count what was handed out, too. After the end all are what came true, from the first batch
+        of this stream on, over all connections. `redelivered`, told at the end, counts the batches
+        of a split epoch that another stream had had before, as far as the last server knows.
         """
         return self._state.counts
 
@@ -74,6 +78,10 @@ class BaseStream:
         Keys: feed, epoch, batch (the next one), rank, world_size, uneven, fingerprint, and
         batch_size if the stream has one of its own. Go on with `client.resume(state)`.
 
+        Of a split epoch: feed, epoch, split, acked, fingerprint. `acked` are the batches that this
+        stream has acknowledged, as [[first, last], ...]; the one in your hands is not among them
+        before you ask for the next, or end the stream.
+
         Raises:
             TundishError: The feed delivers out of order; there is no position.
         """
@@ -85,7 +93,9 @@ class BaseStream:
     def __repr__(self) -> str:
         state = self._state
         where = f"epoch {state.options.epoch}"
-        if state.in_order is not False:
+        if state.split is not None:
+            where += f", split {state.split!r}"
+        elif state.in_order is not False:
             where += f", batch {state.next_batch}"
         return f"<{type(self).__name__} of feed {self.feed!r} at {where}>"
 
@@ -95,6 +105,11 @@ class Stream(BaseStream):
 
     Only one thread at a time may read a stream; different streams of one client may be read in
     different threads. A failing batch raises its error, the next call goes on after it.
+
+    In a split epoch a batch is acknowledged by the next `next()`, by `break` or `return` out of a
+    `for` over the stream itself, by leaving `with` without an exception, or by `close()`. Dropped
+    in any other way, by an exception above all, the stream gives the batch to the others; so does
+    leaving a generator or a progress bar around it, which Python does by an exception: use `with`.
     """
 
     def __init__(self, client: Client, state: StreamState) -> None:
@@ -140,8 +155,12 @@ class Stream(BaseStream):
         return self._client._length(self._state)
 
     def close(self) -> None:
-        """Ends the stream: the server stops working for it. Never waits."""
-        self._client._close_stream(self._state)
+        """Ends the stream: the server stops working for it. Never waits.
+
+        In a split epoch this acknowledges the batch in your hands, unless an exception is being
+        handled where you call it.
+        """
+        self._client._close_stream(self._state, clean=not in_exception())
 
     def __enter__(self) -> Self:
         return self
@@ -152,12 +171,14 @@ class Stream(BaseStream):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        self._client._close_stream(self._state, clean=kind is None)
 
     def __del__(self) -> None:
         try:
-            if not self._state.over:
-                self._client._forget(self._state)
+            state = self._state
+            if not (state.over or state.closed):
+                state.clean = state.split is not None and left_by_break()
+                self._client._forget(state)
         except KeyboardInterrupt:
             interrupt_again()
         except AttributeError:
@@ -217,8 +238,12 @@ class AsyncStream(BaseStream):
         return self._state.length()
 
     async def aclose(self) -> None:
-        """Ends the stream: the server stops working for it. Never waits."""
-        self._client._close_stream(self._state)
+        """Ends the stream: the server stops working for it. Never waits.
+
+        In a split epoch this acknowledges the batch in your hands, unless an exception is being
+        handled where you call it.
+        """
+        self._client._close_stream(self._state, clean=not in_exception())
 
     async def __aenter__(self) -> Self:
         await self._client._start(self._state)
@@ -230,12 +255,14 @@ class AsyncStream(BaseStream):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.aclose()
+        self._client._close_stream(self._state, clean=kind is None)
 
     def __del__(self) -> None:
         try:
-            if self._state.number and not self._state.over:
-                self._client._forget(self._state)
+            state = self._state
+            if state.number and not (state.over or state.closed):
+                state.clean = state.split is not None and left_by_break()
+                self._client._forget(state)
         except KeyboardInterrupt:
             interrupt_again()
         except AttributeError:

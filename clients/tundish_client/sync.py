@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from ._base import BaseClient, Opening, choose_feed
+from ._base import BaseClient, choose_feed
 from ._blocking import BlockingLink
 from ._protocol.reading import StreamState
 from .config import ClientOptions, EpochOptions
-from .resuming import resume_options
+from .resuming import resume_any
 from .streams import Stream
 
 __all__ = ["Client"]
@@ -30,6 +30,9 @@ class Client(BaseClient):
             `$XDG_RUNTIME_DIR/tundish/tundish.sock`, else `/tmp/tundish-<uid>/tundish.sock`.
         connect_timeout: Seconds to wait for a server that is not there yet, or does not answer;
             10 by default (`$TUNDISH_CONNECT_TIMEOUT`).
+        reconnect_timeout: Seconds to look for a server that went away: open streams go on at their
+            own position when it, or another one with the same feed, is there again. By default 0:
+            they raise ConnectionLost at once (`$TUNDISH_RECONNECT_TIMEOUT`).
         shared_memory: Take batches in shared memory; yes by default (`$TUNDISH_SHARED_MEMORY`).
 
     Raises:
@@ -48,15 +51,19 @@ class Client(BaseClient):
         socket: str | os.PathLike[str] | None = None,
         *,
         connect_timeout: float | None = None,
+        reconnect_timeout: float | None = None,
         shared_memory: bool | None = None,
     ) -> None:
         super().__init__(
             ClientOptions(
-                socket=socket, connect_timeout=connect_timeout, shared_memory=shared_memory
+                socket=socket,
+                connect_timeout=connect_timeout,
+                reconnect_timeout=reconnect_timeout,
+                shared_memory=shared_memory,
             )
         )
         self._closers: list[Callable[[], None]] = []
-        self._link = BlockingLink(Opening(self._options), self._life)
+        self._link = BlockingLink(self._options, self._life)
 
     # What users call
 
@@ -70,6 +77,10 @@ class Client(BaseClient):
         world_size: int = 1,
         uneven: str = "pad",
         batch_size: int | None = None,
+        group: str | None = None,
+        group_size: int | None = None,
+        split: str | None = None,
+        on_lag: str = "detach",
         prefetch: int = 2,
         copy: bool = False,
     ) -> Stream:
@@ -83,6 +94,13 @@ class Client(BaseClient):
             world_size: Number of shards.
             uneven: "pad", "drop" or "keep": what to do if the shards are not of one size.
             batch_size: Samples in a batch of this stream; by default the feed's.
+            group: Name of a group: its streams share one production, which no others join.
+            group_size: How many streams the group begins with: they wait for each other.
+            split: Name of a split: each batch of the epoch goes to one of the streams that give
+                this name, first come, first served. See `Stream` for what acknowledges a batch;
+                what a lost consumer has not acknowledged goes to the others.
+            on_lag: What happens when this stream falls too far behind others of its epoch:
+                "detach", it gets the rest by itself, or "wait", the others wait for it.
             prefetch: Batches the server may send ahead, at least 1.
             copy: Hand out arrays in memory of their own instead of views of shared memory.
 
@@ -93,7 +111,8 @@ class Client(BaseClient):
         """
         options = EpochOptions(
             epoch=epoch, feed=feed, start=start, rank=rank, world_size=world_size,
-            uneven=uneven, batch_size=batch_size, prefetch=prefetch, copy=copy,
+            uneven=uneven, batch_size=batch_size, group=group, group_size=group_size,
+            split=split, on_lag=on_lag, prefetch=prefetch, copy=copy,
         )  # fmt: skip
         return self._stream(options)
 
@@ -105,6 +124,9 @@ class Client(BaseClient):
         rank: int | None = None,
         world_size: int | None = None,
         uneven: str | None = None,
+        group: str | None = None,
+        group_size: int | None = None,
+        on_lag: str = "detach",
         prefetch: int = 2,
         copy: bool = False,
     ) -> Stream:
@@ -115,6 +137,9 @@ class Client(BaseClient):
         values. If the feed's seed was drawn at its start, the stream gets the state's instead; to
         keep that seed in the next epoch, resume `state | {"epoch": e + 1, "batch": 0}`.
 
+        A stream of a split epoch joins the split again, and tells the server what it has
+        acknowledged.
+
         Args:
             state: From `state_dict()` of a stream, or of an epoch or a DataLoader in-process.
             feed: Name of the feed; by default the state's.
@@ -122,6 +147,9 @@ class Client(BaseClient):
             world_size: By default the state's. With another one the batch size becomes the global
                 batch divided by it.
             uneven: By default the state's.
+            group: As for `epoch`.
+            group_size: As for `epoch`.
+            on_lag: As for `epoch`.
             prefetch: As for `epoch`.
             copy: As for `epoch`.
 
@@ -134,9 +162,9 @@ class Client(BaseClient):
             >>> checkpoint = json.dumps(stream.state_dict())  # doctest: +SKIP
             >>> stream = client.resume(json.loads(checkpoint))  # doctest: +SKIP
         """
-        options = resume_options(
+        options = resume_any(
             state, feed=feed, rank=rank, world_size=world_size, uneven=uneven,
-            prefetch=prefetch, copy=copy,
+            group=group, group_size=group_size, on_lag=on_lag, prefetch=prefetch, copy=copy,
         )  # fmt: skip
         return self._stream(options)
 
@@ -201,8 +229,9 @@ class Client(BaseClient):
             self._link.until(state.is_started)
         return state.length()
 
-    def _close_stream(self, state: StreamState) -> None:
+    def _close_stream(self, state: StreamState, *, clean: bool) -> None:
         if not (state.closed or self._life.over):
+            state.clean = clean
             self._link.cancel(state)
 
     def _forget(self, state: StreamState) -> None:

@@ -14,8 +14,8 @@ class Arena:
     """Memory for batches: sealed memfd segments cut into slots, and a byte limit.
 
     Args:
-        limit: bytes that slots and heap memory together may take. A batch that a stream
-            needs next is admitted all the same.
+        limit: bytes that segments, their slots lent or free, and heap memory together may take.
+            A batch that a stream needs next is admitted all the same.
     """
 
     def __new__(cls, limit: int) -> Arena: ...
@@ -23,14 +23,28 @@ class Arena:
     def limit(self) -> int: ...
     @property
     def used(self) -> int:
-        """Bytes of lent slots and of heap memory."""
+        """Bytes that count against the limit: segments and heap memory."""
     @property
     def capacity(self) -> int:
         """Bytes of all mapped segments."""
     @property
+    def busy(self) -> int:
+        """Bytes of lent slots, of heap memory, and set aside for batches in the making."""
+    @property
+    def lent(self) -> int:
+        """Bytes of the slots that somebody holds."""
+    @property
     def slots_total(self) -> int: ...
     @property
     def slots_lent(self) -> int: ...
+    @property
+    def retiring(self) -> bool:
+        """Whether segments are to go, now or when their slots have come back."""
+    def usage(self) -> dict[str, int]:
+        """All of this at one moment: used, peak, capacity, heap, lent, reserved (bytes set aside
+        for batches in the making), slots_total, slots_lent."""
+    def trim(self) -> None:
+        """Retires the segments of which nobody holds a slot."""
     def segment_fd(self, segment: int) -> int:
         """The segment's memfd, which stays the arena's. KeyError for an unknown segment."""
     def segment_bytes(self, segment: int) -> int: ...
@@ -38,6 +52,12 @@ class Arena:
         """Segments to be dropped once every client has unmapped them."""
     def drop_segment(self, segment: int) -> bool:
         """Unmaps a retired segment; False if there was none."""
+
+@final
+class Sizes:
+    """How large a loader's batches have been, for the memory that is set aside for further ones."""
+
+    def __new__(cls) -> Sizes: ...
 
 @final
 class Waker:
@@ -217,6 +237,7 @@ class Run:
 
     `epoch` is that of a `Reader`. With `timeout` (s) a batch that takes longer on a pool fails.
     With `samples` a batch fails that has an index of that or more.
+    In the `background` a run gets what capacity others leave, and a little of it in any case.
     """
 
     def __new__(
@@ -235,6 +256,8 @@ class Run:
         epoch: int = 0,
         timeout: float | None = None,
         samples: int | None = None,
+        background: bool = False,
+        sizes: Sizes | None = None,
     ) -> Run: ...
     def take(self) -> Batch | Failure | End | None:
         """The next cell; None while there is none. Never blocks."""

@@ -93,6 +93,40 @@ def serve(
             help="Slots of shared memory that a client may hold; 0 sends all batches inline.",
         ),
     ] = 64,
+    share_window: Annotated[
+        str,
+        typer.Option(
+            envvar="TUNDISH_SHARE_WINDOW",
+            metavar="BYTES",
+            help="Batches held for streams that lag behind others of their epoch; one that falls "
+            "further behind gets the rest by itself.",
+        ),
+    ] = "32MiB",
+    join_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar="TUNDISH_JOIN_TIMEOUT",
+            metavar="SECONDS",
+            help="How long streams with a group_size wait for the others.",
+        ),
+    ] = 60.0,
+    lease_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar="TUNDISH_LEASE_TIMEOUT",
+            metavar="SECONDS",
+            help="After which what a stopped consumer holds of a split epoch goes to the others.",
+        ),
+    ] = 60.0,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TUNDISH_METRICS",
+            metavar="HOST:PORT",
+            help="Serve metrics for Prometheus there, over HTTP.",
+            show_default=False,
+        ),
+    ] = None,
     log_level: Annotated[
         str,
         typer.Option(
@@ -115,6 +149,10 @@ def serve(
         socket_mode=socket_mode,
         allowed_uids=allowed_uids,
         lease_quota=lease_quota,
+        share_window=share_window,
+        join_timeout=join_timeout,
+        lease_timeout=lease_timeout,
+        metrics=metrics or None,
         log_level=log_level,
     )
     feeds = _load(target)
@@ -132,13 +170,24 @@ def ping(socket: SocketOption = None, connect_timeout: TimeoutOption = 2.0) -> N
 
 
 @app.command()
-def stats(socket: SocketOption = None, connect_timeout: TimeoutOption = 2.0) -> None:
-    """Print a server's counters as JSON."""
+def stats(
+    socket: SocketOption = None,
+    connect_timeout: TimeoutOption = 2.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all counters, as JSON.", show_default=False)
+    ] = False,
+) -> None:
+    """Print a server's counters: its feeds, runs, streams and memory."""
     from tundish_client import Client
 
     with Client(socket or None, connect_timeout=connect_timeout) as client:
         counters = client.stats()
-    print(json.dumps(counters, indent=2))
+    if as_json:
+        print(json.dumps(counters, indent=2))
+    else:
+        from tundish.report import report
+
+        report(counters)
 
 
 class _Terminated(BaseException):

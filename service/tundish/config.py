@@ -14,7 +14,14 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from tundish_client.errors import ConfigError
 
-__all__ = ["ServeConfig", "default_memory_limit", "parse_bytes", "parse_mode", "parse_uids"]
+__all__ = [
+    "ServeConfig",
+    "default_memory_limit",
+    "parse_address",
+    "parse_bytes",
+    "parse_mode",
+    "parse_uids",
+]
 
 MIB = 2**20
 
@@ -49,6 +56,18 @@ def parse_uids(value: Any) -> Any:
     return value
 
 
+def parse_address(value: Any) -> Any:
+    """Checks an address, `"127.0.0.1:9400"` or `"[::1]:9400"`."""
+    if isinstance(value, str):
+        host, _, port = value.strip().rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ValueError(
+                "expected HOST:PORT, such as 127.0.0.1:9400 (0.0.0.0:9400 for all interfaces)"
+            )
+        return value.strip()
+    return value
+
+
 class ServeConfig(BaseSettings):
     """How to serve. Frozen.
 
@@ -60,6 +79,12 @@ class ServeConfig(BaseSettings):
             available to this process, at most 4 GiB.
         lease_quota: Slots of shared memory a client may hold before it gets its batches inline;
             0 turns shared memory off.
+        share_window: Bytes of batches that are held for streams that lag behind others of the same
+            epoch, or join them late; a stream that falls further behind goes on by itself.
+        join_timeout: Seconds that streams of a group wait for the others to join.
+        lease_timeout: Seconds after which what a stopped consumer holds of a split epoch goes to
+            the others.
+        metrics: Where Prometheus finds metrics over HTTP, HOST:PORT; None for nowhere.
         loop: Event loop of `tundish serve`.
         log_level: Level of the log of `tundish serve`.
     """
@@ -73,6 +98,10 @@ class ServeConfig(BaseSettings):
     allowed_uids: Annotated[tuple[int, ...], NoDecode, BeforeValidator(parse_uids)] = ()
     memory_limit: Annotated[int, BeforeValidator(parse_bytes), Field(ge=MIB)] | None = None
     lease_quota: Annotated[int, Field(ge=0)] = 64
+    share_window: Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)] = 32 * MIB
+    join_timeout: Annotated[float, Field(gt=0, le=10**9)] = 60.0
+    lease_timeout: Annotated[float, Field(gt=0, le=10**9)] = 60.0
+    metrics: Annotated[str, BeforeValidator(parse_address)] | None = None
     loop: Literal["asyncio", "uvloop"] = "uvloop"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from tundish._core import Batch, End, Failure, Plan
+from tundish._core import Batch, Failure, Plan
 from tundish.arguments import integer
+from tundish.hub import Ask
 from tundish.positions import compare
+from tundish.production import Production
+from tundish.splitting import Split
 from tundish_client._protocol.asking import ServerStream
 from tundish_client.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tundish.gathering import Gathering
     from tundish.loader import DataLoader
     from tundish.session import Session
 
@@ -24,11 +28,16 @@ _FOR_LOADER, _FOR_CONSUMER, _OPENING = 0, 1, 2
 
 
 class Delivery:
-    """A stream, its run, and what of it has been sent.
+    """A stream, and what of its production has been sent to it.
 
     Attributes:
         stream: The stream as the protocol sees it: credits, counts, position.
-        feed: Name of the feed.
+        ask: What it shares with streams that ask for the same.
+        production: Who makes its batches; may change when it falls behind or meets another.
+        next: The position of the next cell to be sent.
+        had: Batches that were sent, where they come as they are ready.
+        waited_for: Whether streams of the same production wait for this one when it lags.
+        detached: How often it has fallen behind so far that it went on by itself.
         over: Nothing more will be sent.
         total: Cells from `start` to the end of the epoch, None where that is not known.
         waits: Seconds the consumer waited for the loader, and the loader for the consumer.
@@ -37,7 +46,7 @@ class Delivery:
     def __init__(
         self, session: Session, stream: ServerStream, feed: str, loader: DataLoader
     ) -> None:
-        """Opens the run and sends START.
+        """Joins a production, or begins one, and sends START.
 
         Raises:
             ConfigError: The epoch can't be served as asked.
@@ -46,50 +55,65 @@ class Delivery:
         self.stream = stream
         self.feed = feed
         self._session = session
+        self._loader = loader
         seed = _adopted_seed(stream.fingerprint, loader)
         size = stream.batch_size
-        fingerprint = loader._fingerprint(stream.world_size, size, seed)
-        compare(stream.fingerprint, fingerprint)
+        self._fingerprint = loader._fingerprint(stream.world_size, size, seed)
+        compare(stream.fingerprint, self._fingerprint)
         shard = (stream.rank, stream.world_size, stream.uneven)
         plan = loader._plan(stream.epoch, *shard, batch_size=size, seed=seed)
-        exact = isinstance(plan, Plan)
-        _settle_start(stream, plan.batches if exact else None, loader, fingerprint)
+        self._exact = isinstance(plan, Plan)
+        _settle_start(stream, plan.batches if self._exact else None, loader, self._fingerprint)
         self.total = None if plan.batches is None else max(0, plan.batches - stream.start)
-        self._due = self.total if exact else None  # a len() may promise what it doesn't keep
+        # A len() may promise what it can't keep, and of a split epoch others have their part.
+        if stream.split is not None:
+            self._exact = False
+        self._due = self.total if self._exact else None
         self._skips = loader.on_error == "skip"
         self._plan = plan
         self.over = False
         self._again = False
         self.waits = [0.0, 0.0, 0.0]
         self._waiting = _OPENING
-        self._since = time.perf_counter()
-        self._token = session.pump.register(self.move)
-        try:
-            self.run = loader._open(
-                stream.epoch,
-                plan=plan,
-                start=stream.start,
-                arena=session.arena,
-                waker=session.pump.waker,
-                token=self._token,
-                seed=seed,
-            )
-        except BaseException:
-            session.pump.unregister(self._token)
-            raise
+        self._since = self._began = time.perf_counter()
+        self.next = stream.start
+        self.had: set[int] = set()
+        self.detached = 0
+        # What is read from the front can't be read again from the middle.
+        self.waited_for = stream.on_lag == "wait" or not isinstance(plan, Plan)
+        self.redelivered = 0
+        self.production: Production | Split | None = None
+        self.gathering: Gathering | None = None
+        self.ask = Ask(
+            feed, stream.epoch, *shard, size, seed, plan.batches, plan.samples, stream.group,
+            stream.split, loader, plan,
+        )  # fmt: skip
+        self._begun = False
+        session.server.hub.join(self)
+
+    @property
+    def name(self) -> str:
+        """The consumer, for logs."""
+        return f"{self._session.name}, stream {self.stream.number}"
+
+    def begin(self) -> None:
+        """Its production is there: sends START."""
+        self._begun = True
+        plan = self._plan
         header = {
-            "feed": feed,
+            "feed": self.feed,
             "batches": plan.batches,
             "samples": plan.samples,
             "padded": plan.padded,
             "dropped": plan.dropped,
-            "fingerprint": fingerprint,
+            "fingerprint": self._fingerprint,
         }
-        if not loader.in_order:
+        if not self._loader.in_order or self.stream.split is not None:
             header["in_order"] = False
-        if not exact:
+        if not self._exact:
             header["exact"] = False
-        session.conn.start_stream(stream, header)
+        self._session.conn.start_stream(self.stream, header)
+        self._session.began(self)
 
     def move(self) -> None:
         """Sends what is ready, as far as credits and the socket allow, and writes it out."""
@@ -104,6 +128,9 @@ class Delivery:
     def _fill(self) -> None:
         """Queues messages; the caller writes them."""
         stream, session = self.stream, self._session
+        self._heed_acks()
+        if not self._begun:
+            return
         waiting = _FOR_CONSUMER
         for _ in range(BURST):
             if self.over:
@@ -113,7 +140,8 @@ class Delivery:
                 return
             if not stream.ready or session.congested:
                 break
-            cell = self.run.take()
+            production = self.production
+            cell = None if production is None else production.take(self)
             if cell is None:
                 waiting = _FOR_LOADER
                 break
@@ -121,6 +149,14 @@ class Delivery:
         else:
             self._turn()
         self._wait(waiting)
+
+    def _heed_acks(self) -> None:
+        """Tells a split production what has been consumed."""
+        acks = self.stream.acks
+        if acks:
+            batches, acks[:] = list(acks), []
+            if isinstance(self.production, Split):
+                self.production.acknowledged(self, batches)
 
     def _turn(self) -> None:
         """Goes on after the others had their turn."""
@@ -144,24 +180,23 @@ class Delivery:
         elif type(cell) is Failure:
             conn.batch_error(stream, cell.batch, cell.error, cell.samples)
         else:
-            self._run_ended(cell)
+            self._run_ended()
+            return
+        self.next += 1
+        if not self._loader.in_order:
+            self.had.add(cell.batch)
+        self._session.server.hub.advanced(self)
 
-    def _run_ended(self, end: End) -> None:
-        due = stream_sent = self.stream.sent
-        if self._due is not None:
-            due = self._due
-        if due == stream_sent == end.batches:
+    def _run_ended(self) -> None:
+        sent = self.stream.sent
+        if self._due in {None, sent}:
             self._end()
         else:
-            self.fail(
-                RuntimeError(
-                    f"the run ended after {end.batches} batches; {stream_sent} of {due} were sent"
-                )
-            )
+            self.fail(RuntimeError(f"the run ended after {sent} of {self._due} batches"))
 
     def _end(self) -> None:
         stream, plan = self.stream, self._plan
-        self.close()
+        self.close("ended")
         self._session.conn.end_stream(
             stream,
             {
@@ -170,23 +205,37 @@ class Delivery:
                 "padded": plan.padded,
                 "dropped": plan.dropped,
                 "skipped": stream.skipped,
-                "redelivered": 0,
+                "redelivered": self.redelivered,
                 "errors": stream.errors,
             },
         )
 
+    def revoke(self, batches: list[int]) -> None:
+        """Tells the client that these batches of a split epoch are somebody else's now."""
+        self._session.conn.revoke(self.stream, batches)
+        self._session.flush()
+
+    def flush(self) -> None:
+        """Writes out what was queued for it."""
+        self._session.flush()
+
     def fail(self, error: BaseException) -> None:
         """Ends the stream with an error."""
-        self.close()
+        self.close(f"failed with {type(error).__name__}: {error}")
         self._session.conn.stream_error(self.stream, error)
 
-    def close(self) -> None:
-        """Stops the run. Workers stop before the next sample."""
+    def close(self, how: str = "was given up") -> None:
+        """Leaves the production, which stops with its last stream; `how` is for the log."""
         if not self.over:
+            self._heed_acks()
+            self._session.ended(self, how)
             self.over = True
+            if self.gathering is not None:
+                self.gathering.leave(self)
             self._session.deliveries.pop(self.stream.number, None)
-            self._session.pump.unregister(self._token)
-            self.run.cancel()
+            production, self.production = self.production, None
+            if production is not None:
+                production.leave(self)
 
     def _wait(self, waiting: int) -> None:
         if waiting != self._waiting:
@@ -199,35 +248,37 @@ class Delivery:
         now = time.perf_counter()
         waits = list(self.waits)
         waits[self._waiting] += now - self._since
-        stream, counts = self.stream, self.run.stats()
+        stream, production = self.stream, self.production
+        ready = production.high - self.next if isinstance(production, Production) else 0
         return {
             "stream": stream.number,
+            "run": None if production is None else production.number,
             "feed": self.feed,
             "epoch": stream.epoch,
             "start": stream.start,
             "rank": stream.rank,
             "world_size": stream.world_size,
+            "group": stream.group,
+            "split": stream.split,
+            "on_lag": stream.on_lag,
             "total": self.total,
-            "produced": counts["produced"],
+            "position": self.next,
             "delivered": stream.sent,
+            "samples": stream.samples,
             "acked": stream.acked,
             "errors": stream.errors,
             "skipped": stream.skipped,
+            "redelivered": self.redelivered,
             "bytes": stream.sent_bytes,
-            "queued": counts["ready"],
+            "rate": stream.sent / max(1e-9, now - self._began),
+            "queued": ready,
             "lag": max(0, stream.start + stream.sent - (stream.acked + 1)),
+            "behind": ready,
+            "detached": self.detached,
+            "slots": self._session.slots_of(stream),
             "credits": {"batches": stream.batches, "bytes": stream.bytes},
             "consumer_wait": waits[_FOR_LOADER] + waits[_OPENING],
             "loader_wait": waits[_FOR_CONSUMER],
-        }
-
-    def run_stats(self) -> dict[str, Any]:
-        """The run's counters, for STATS."""
-        return {
-            "feed": self.feed,
-            "epoch": self.stream.epoch,
-            "start": self.stream.start,
-            **self.run.stats(),
         }
 
 
@@ -235,7 +286,8 @@ def _adopted_seed(theirs: dict[str, Any] | None, loader: DataLoader) -> int | No
     """The seed that a returning client brings to a feed that drew its own; None elsewhere."""
     if not theirs or "seed" not in theirs or not loader._seed_drawn:
         return None
-    return integer("seed", theirs["seed"], 0, 2**64 - 1)
+    seed = integer("seed", theirs["seed"], 0, 2**64 - 1)
+    return None if seed == loader.seed else seed  # so that it may share with those that bring none
 
 
 def _settle_start(

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from tundish._core import Arena, Batch
 from tundish_client.errors import ProtocolError
 
-__all__ = ["Leases", "Retiring"]
+__all__ = ["Leases", "Lending", "Retiring"]
 
 _log = logging.getLogger("tundish.server")
 
@@ -42,6 +42,45 @@ _SEND = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 Slot = tuple[int, int, int]
 
 
+class Lending:
+    """How much of the arena's memory may be lent to clients, over all of them.
+
+    Up to half of the limit goes to whoever comes first. Of what is left, another eighth is divided
+    evenly: a client that keeps its batches takes nothing from the others, and enough remains to
+    make batches in. A slot that several clients hold counts once.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.clients = 0
+        self._limit = limit
+        self._nbytes = 0
+        self._holders: dict[Slot, int] = {}
+
+    def allows(self, slot: Slot, nbytes: int, own: int) -> bool:
+        """Whether a client that holds `own` bytes may have this slot too."""
+        return (
+            self._nbytes + nbytes <= self._limit // 2
+            or slot in self._holders
+            or not self._holders
+            or own + nbytes <= self._limit // 8 // max(1, self.clients)
+        )
+
+    def lend(self, slot: Slot, nbytes: int) -> None:
+        """A client has it."""
+        holders = self._holders.get(slot, 0)
+        self._holders[slot] = holders + 1
+        if not holders:
+            self._nbytes += nbytes
+
+    def take_back(self, slot: Slot, nbytes: int) -> None:
+        """A client has it no longer."""
+        holders = self._holders.pop(slot) - 1
+        if holders:
+            self._holders[slot] = holders
+        else:
+            self._nbytes -= nbytes
+
+
 class Leases:
     """The leases of one client. Lives on the loop's thread.
 
@@ -58,6 +97,7 @@ class Leases:
         arena: Arena,
         *,
         quota: int,
+        lending: Lending,
         on_change: Callable[[Leases], None],
         on_drop: Callable[[Leases, int], None],
     ) -> None:
@@ -67,15 +107,18 @@ class Leases:
             loop: The running loop.
             arena: Where the slots are.
             quota: Slots this client may hold at a time.
+            lending: What it shares with the other clients.
             on_change: Called when the channel has hung up, and when the client broke its rules.
             on_drop: Called with a segment that the client has unmapped.
         """
         self._loop = loop
         self._arena = arena
         self._quota = quota
+        self._lending = lending
         self._on_change = on_change
         self._on_drop = on_drop
-        self._lent: dict[Slot, Batch] = {}
+        self._lent: dict[Slot, tuple[Batch, int]] = {}
+        self._nbytes = 0
         self._segments: set[int] = set()
         self._side, self.client_end = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
@@ -98,9 +141,22 @@ class Leases:
         """Segments that the client has."""
         return frozenset(self._segments)
 
-    def room(self) -> bool:
-        """Whether another slot may be lent."""
-        return self.usable and len(self._lent) < self._quota
+    def of_stream(self, stream: int) -> int:
+        """How many slots hold batches of this stream."""
+        return sum(1 for _, number in self._lent.values() if number == stream)
+
+    def room(self, slot: Slot, nbytes: int) -> bool:
+        """Whether another slot, this one, may be lent.
+
+        A slot is lent to a client once, whichever of its streams are sent it: arrays of two
+        streams would be the same memory.
+        """
+        return (
+            self.usable
+            and slot not in self._lent
+            and len(self._lent) < self._quota
+            and self._lending.allows(slot, nbytes, self._nbytes)
+        )
 
     def knows(self, segment: int) -> bool:
         """Whether the client has this segment."""
@@ -122,14 +178,21 @@ class Leases:
         self._segments.add(segment)
         return nbytes
 
-    def lend(self, batch: Batch, slot: Slot) -> None:
-        """Keeps `batch` until its slot is returned."""
-        self._lent[slot] = batch
-        self._bulky = batch.nbytes > _SMALL
+    def lend(self, batch: Batch, slot: Slot, stream: int) -> None:
+        """Keeps `batch`, which a stream was sent, until its slot is returned."""
+        nbytes = batch.nbytes
+        self._lent[slot] = (batch, stream)
+        self._nbytes += nbytes
+        self._lending.lend(slot, nbytes)
+        self._bulky = nbytes > _SMALL
 
     def take_back(self, slot: Slot) -> None:
         """Takes a slot back; an unknown or repeated return does nothing."""
-        self._lent.pop(slot, None)
+        lent = self._lent.pop(slot, None)
+        if lent is not None:
+            nbytes = lent[0].nbytes
+            self._nbytes -= nbytes
+            self._lending.take_back(slot, nbytes)
 
     def __del__(self) -> None:
         # A loop that was closed never tells us of a hang-up; the sockets still have to go.
@@ -165,7 +228,8 @@ class Leases:
         """Ends the channel, whoever may still look at the slots: for a server that ends."""
         self.usable = False
         self._unwatch()
-        self._lent.clear()
+        for slot in list(self._lent):
+            self.take_back(slot)
         self._segments.clear()
 
     def _unwatch(self) -> None:
@@ -204,10 +268,9 @@ class Leases:
 
     def _records(self, packet: bytes) -> None:
         whole = len(packet) - len(packet) % _RECORD.size
-        lent = self._lent
         for kind, segment, slot, _, generation in _RECORD.iter_unpack(packet[:whole]):
             if kind == _RELEASE:
-                lent.pop((segment, slot, generation), None)
+                self.take_back((segment, slot, generation))
             elif kind == _DROPPED:
                 self._segments.discard(segment)
                 self._on_drop(self, segment)

@@ -330,6 +330,7 @@ class DataLoader(Positioned):
         waker: _core.Waker,
         token: int,
         seed: int | None = None,
+        background: bool = False,
     ) -> _core.Run:
         """A run of `plan` on the workers that encodes into `arena`, for the service."""
         running = self._running
@@ -345,6 +346,7 @@ class DataLoader(Positioned):
             arena=arena,
             wake=Wake(waker, token),
             samples=self._planning.limit(),
+            background=background,
         )
 
     def _describe(self) -> dict[str, Any]:

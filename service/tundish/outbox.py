@@ -52,6 +52,11 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._queue)
 
+    @property
+    def own(self) -> int:
+        """Bytes that wait in memory of their own, not in that of a batch."""
+        return sum(len(data) for data in self._queue if type(getattr(data, "obj", data)) is bytes)
+
     def write(self, buffers: list[bytes | memoryview]) -> None:
         """Writes buffers, now as far as there is room, the rest when there is.
 

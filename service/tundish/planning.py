@@ -166,8 +166,11 @@ class Planning:
                 self.batch_sampler, epoch=epoch, samples=samples, rank=rank, world_size=world
             )
         if self.sampler is None:
+            # Over several ranks PyTorch's order is that of a DistributedSampler.
+            ranked = self.order == "torch" and world > 1
+            order = "torch:distributed" if ranked else self.order
             return _core.Plan(
-                samples, self.order, seed, epoch, size or 1, self.drop_last, rank, world, uneven
+                samples, order, seed, epoch, size or 1, self.drop_last, rank, world, uneven
             )
         own = getattr(self.sampler, "_plan", None)
         if own is not None:

@@ -73,6 +73,7 @@ class Running:
             )
         self.workers = Workers(workers, workers * making.items_in_parallel)
         self.native = self._is_native()
+        self._sizes = _core.Sizes()
 
     def _is_native(self) -> bool:
         """Whether the engine reads the dataset by itself."""
@@ -138,6 +139,7 @@ class Running:
         arena: _core.Arena | None = None,
         wake: Wake | None = None,
         samples: int | None = None,
+        background: bool = False,
     ) -> _core.Run:
         """A run from batch `start` on; batches are encoded into `arena`, if one is given.
 
@@ -162,6 +164,8 @@ class Running:
             token=0 if wake is None else wake.token,
             timeout=making.timeout,
             samples=samples,
+            background=background,
+            sizes=self._sizes,
         )
 
     def _own_arena(self) -> _core.Arena:

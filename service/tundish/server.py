@@ -13,11 +13,14 @@ from typing import Any
 
 from tundish._core import Arena
 from tundish.config import ServeConfig, default_memory_limit
-from tundish.leases import Leases, Retiring
+from tundish.hub import Hub
+from tundish.leases import Leases, Lending, Retiring
 from tundish.listen import Listener, peer
 from tundish.loader import DataLoader
+from tundish.metrics import Metrics
 from tundish.pump import Pump
 from tundish.session import Session
+from tundish.totals import Totals
 from tundish_client.errors import ConfigError
 
 __all__ = ["Loaders", "Server", "name_feeds", "serve"]
@@ -28,6 +31,9 @@ Loaders = DataLoader | Mapping[str, DataLoader]
 
 _PAUSE = 0.1
 """Seconds without accepting after the process ran out of file descriptors."""
+
+_REST = 2.0
+"""Seconds without a stream after which memory that nobody uses is given back."""
 
 _HANG_UP = 0.1
 """Seconds that clients have to hang up after GOAWAY before the server closes over them."""
@@ -63,6 +69,7 @@ class Server:
         feeds: The loaders offered, by name.
         socket: Path of the socket.
         instance: A name that no other server has.
+        metrics: Address of the metrics, "HOST:PORT", or None.
     """
 
     def __init__(self, feeds: dict[str, DataLoader], config: ServeConfig) -> None:
@@ -74,12 +81,23 @@ class Server:
         self.lease_quota = config.lease_quota
         limit = config.memory_limit
         self.arena = Arena(default_memory_limit() if limit is None else limit)
+        self.hub = Hub(self.loop, self.pump, self.arena, config)
+        self.lending = Lending(self.arena.limit)
         self.retiring = Retiring(self.arena)
+        self.totals = Totals(feeds)
+        self._rest: asyncio.TimerHandle | None = None
         self._uids = {os.geteuid(), 0, *config.allowed_uids}
         self._sessions: set[Session] = set()
         self._quarantine: set[Leases] = set()
         self._closed = False
-        self._listener = Listener(config.socket, config.socket_mode)
+        self._connected = 0
+        self._metrics = Metrics(config.metrics, self) if config.metrics else None
+        self.metrics = None if self._metrics is None else self._metrics.address
+        try:
+            self._listener = Listener(config.socket, config.socket_mode)
+        except BaseException:
+            self._stop_metrics()
+            raise
         self.socket = self._listener.path
         self.loop.add_reader(self._listener.sock.fileno(), self._accept)
         for name, loader in feeds.items():
@@ -112,7 +130,9 @@ class Server:
             _log.warning("pid %d of user %d may not connect: refused", pid, uid)
             sock.close()
             return
-        self._sessions.add(Session(self, sock, pid))
+        self._connected += 1
+        self._sessions.add(Session(self, sock, pid, self._connected))
+        self.lending.clients = len(self._sessions)
 
     def _pause(self, error: OSError) -> None:
         """Out of file descriptors: the connection stays in the queue, we look again later."""
@@ -128,6 +148,7 @@ class Server:
     def session_over(self, session: Session) -> None:
         """A session has closed; its leases wait for its side channel."""
         self._sessions.discard(session)
+        self.lending.clients = len(self._sessions)
         leases = session.leases
         if leases is not None and not leases.over:
             self._quarantine.add(leases)
@@ -147,6 +168,22 @@ class Server:
         # Whoever lost its main socket can't be asked; its hang-up will do.
         holders.update((leases, lambda _: None) for leases in self._quarantine)
         self.retiring.look(holders)
+
+    # Rest
+
+    def rest_later(self) -> None:
+        """A stream is over: was it the last one?"""
+        if self._rest is None and not self._closed:
+            self._rest = self.loop.call_later(_REST, self._rest_now)
+
+    def _rest_now(self) -> None:
+        self._rest = None
+        if any(session.deliveries for session in self._sessions):
+            return  # its end will bring us here again
+        self.arena.trim()
+        self.retire_segments()
+        if self.arena.capacity:  # somebody still holds batches
+            self.rest_later()
 
     # What clients ask
 
@@ -170,23 +207,48 @@ class Server:
         return [{"feed": name, **_described(loader)} for name, loader in self.feeds.items()]
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the moment: streams, runs, feeds, memory (bytes), slots, connections."""
-        deliveries = [
-            (session, delivery)
+        """Counters of the moment, as in the STATS message; `docs/tuning.md` has them all."""
+        counters = self.counters()
+        for feed in counters["feeds"]:
+            feed.update(_described(self.feeds[feed["feed"]]))
+        return counters
+
+    def counters(self) -> dict[str, Any]:
+        """What of `stats` takes no look at the datasets."""
+        streams = [
+            {**delivery.stats(), "connection": session.number, "client": dict(session.client)}
             for session in self._sessions
             for delivery in session.deliveries.values()
         ]
-        arena = self.arena
         return {
             "server": {"pid": os.getpid(), "instance": self.instance, "socket": str(self.socket)},
             "connections": len(self._sessions),
-            "streams": [{**d.stats(), "client": dict(s.client)} for s, d in deliveries],
-            "runs": [d.run_stats() for _, d in deliveries],
-            "feeds": self.describe(),
-            "memory": {"used": arena.used, "limit": arena.limit, "capacity": arena.capacity},
+            "streams": streams,
+            "runs": self.hub.stats(),
+            "feeds": [self._feed_counters(name, streams) for name in self.feeds],
+            **self._memory(),
+        }
+
+    def _feed_counters(self, name: str, streams: list[dict[str, Any]]) -> dict[str, Any]:
+        own = [stream for stream in streams if stream["feed"] == name]
+        return {
+            "feed": name,
+            "streams": len(own),
+            "rate": sum(stream["rate"] for stream in own),
+            "slots": sum(stream["slots"] for stream in own),
+            "totals": self.totals.of(name, own),
+        }
+
+    def _memory(self) -> dict[str, Any]:
+        usage = self.arena.usage()
+        total, lent = usage.pop("slots_total"), usage.pop("slots_lent")
+        queued = sum(session.queued for session in self._sessions)
+        usage |= {"used": usage["used"] + queued, "queued": queued, "limit": self.arena.limit}
+        return {
+            "memory": usage,
             "slots": {
-                "lent": arena.slots_lent,
-                "total": arena.slots_total,
+                "lent": lent,
+                "total": total,
                 "leased": sum(len(s.leases) for s in self._sessions if s.leases is not None),
                 "quarantined": sum(map(len, self._quarantine)),
             },
@@ -204,9 +266,17 @@ class Server:
         self._closed = True
         self.loop.remove_reader(self._listener.sock.fileno())
         self._listener.close()
+        self._stop_metrics()
+        if self._rest is not None:
+            self._rest.cancel()
         for session in list(self._sessions):
             session.goodbye(reason)
+        self.hub.close()
         await self._hang_ups()
+
+    def _stop_metrics(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
 
     async def _hang_ups(self) -> None:
         """Waits a moment for side channels to hang up.
@@ -239,12 +309,21 @@ class serve:  # noqa: N801 - reads like a function: `async with serve(...)`
         socket_mode: Permission bits of the socket, an int or an octal str.
         allowed_uids: Users besides this one and root that may connect.
         lease_quota: Slots of shared memory a client may hold before it gets its batches inline.
+        share_window: Bytes of batches that are held for streams that lag behind others of the same
+            epoch, or join them late, also as "32MiB"; a stream that falls further behind gets the
+            rest by itself. All runs together hold a quarter of the memory limit at most.
+        join_timeout: Seconds that streams with a `group_size` wait for the others.
+        lease_timeout: Seconds after which what a stopped consumer holds of a split epoch goes to
+            the others.
+        metrics: Where Prometheus finds metrics over HTTP, "HOST:PORT"; port 0 takes a free one
+            (see `server.metrics`). Nowhere by default.
 
     Each option that is left out is read from its `TUNDISH_...` variable. The loaders stay the
     caller's: they are not closed.
 
     Raises:
-        ConfigError: An option can't be used, or the socket's path belongs to somebody else.
+        ConfigError: An option can't be used, or the socket's path or the metrics' port belongs to
+            somebody else.
 
     Cancelling the task that runs the block ends the server, within 0.1 s.
 
@@ -266,6 +345,10 @@ class serve:  # noqa: N801 - reads like a function: `async with serve(...)`
         socket_mode: int | str | None = None,
         allowed_uids: tuple[int, ...] | None = None,
         lease_quota: int | None = None,
+        share_window: int | str | None = None,
+        join_timeout: float | None = None,
+        lease_timeout: float | None = None,
+        metrics: str | None = None,
     ) -> None:
         self._feeds = name_feeds(loaders)
         self._config = ServeConfig.of(
@@ -274,6 +357,10 @@ class serve:  # noqa: N801 - reads like a function: `async with serve(...)`
             socket_mode=socket_mode,
             allowed_uids=allowed_uids,
             lease_quota=lease_quota,
+            share_window=share_window,
+            join_timeout=join_timeout,
+            lease_timeout=lease_timeout,
+            metrics=metrics,
         )
         self._server: Server | None = None
 

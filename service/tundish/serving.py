@@ -88,6 +88,8 @@ async def _serve(
     try:
         if sidecar is None:
             sys.stdout.write(f"tundish: serving {names} on {server.socket} (pid {os.getpid()})\n")
+            if server.metrics is not None:
+                sys.stdout.write(f"tundish: metrics at http://{server.metrics}/metrics\n")
             sys.stdout.flush()
         else:
             sidecar.ready()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tundish._core import Batch
 from tundish.delivery import Delivery
 from tundish.leases import Leases
+from tundish.log import one_line
 from tundish.outbox import Outbox
 from tundish.pump import Pump
 from tundish_client._protocol.asking import (
@@ -38,6 +39,9 @@ HELLO_TIMEOUT = 10.0
 MAX_WAITING = 4096
 """Buffers that may wait to be written before no more requests are read."""
 
+MAX_ANSWERS = 2**20
+"""Bytes that may wait so, besides those of batches."""
+
 _log = logging.getLogger("tundish.server")
 
 
@@ -52,10 +56,12 @@ class Session:
         deliveries: Streams being served, by their number.
         leases: Slots the client holds, None before HELLO and without shared memory.
         name: The client, for logs.
+        number: Counts the connections of a server.
     """
 
-    def __init__(self, server: Server, sock: socket.socket, pid: int) -> None:
+    def __init__(self, server: Server, sock: socket.socket, pid: int, number: int) -> None:
         self.server = server
+        self.number = number
         self.loop: asyncio.AbstractEventLoop = server.loop
         self.pump: Pump = server.pump
         self.arena = server.arena
@@ -75,6 +81,11 @@ class Session:
     def congested(self) -> bool:
         """Whether bytes wait for the client to read."""
         return self._outbox.nbytes > 0
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait so, besides those of batches, which the arena counts."""
+        return self._outbox.own
 
     # In
 
@@ -171,6 +182,7 @@ class Session:
                 self.loop,
                 self.arena,
                 quota=self.server.lease_quota,
+                lending=self.server.lending,
                 on_change=self._side_changed,
                 on_drop=self.server.retiring.dropped,
             )
@@ -195,11 +207,46 @@ class Session:
             feed, loader = self.server.feed(stream.feed)
             delivery = Delivery(self, stream, feed, loader)
         except BaseException as error:  # user code: SystemExit must not end the server
+            _log.info("%s, stream %d, was refused: %s", self.name, stream.number, one_line(error))
             self.conn.stream_error(stream, error)
             return
         self.deliveries[stream.number] = delivery
-        _log.debug("%s: stream %d, epoch %d of %s", self.name, stream.number, stream.epoch, feed)
         delivery._fill()
+
+    def began(self, delivery: Delivery) -> None:
+        """A stream begins: its START is queued."""
+        stream = delivery.stream
+        _log.info(
+            "%s: epoch %d of feed %r begins at batch %d of %s",
+            delivery.name,
+            stream.epoch,
+            delivery.feed,
+            stream.start,
+            "an unknown number" if delivery.total is None else stream.start + delivery.total,
+        )
+
+    def ended(self, delivery: Delivery, how: str) -> None:
+        """A stream is over, however that came."""
+        counters = delivery.stats()
+        self.server.totals.add(delivery.feed, counters)
+        self.server.rest_later()
+        _log.info(
+            "%s: epoch %d of feed %r %s after %d batches, %d samples, %d errors, %d bytes; it "
+            "waited %.3g s for the loader",
+            delivery.name,
+            delivery.stream.epoch,
+            delivery.feed,
+            how,
+            counters["delivered"] - counters["errors"],
+            counters["samples"],
+            counters["errors"],
+            counters["bytes"],
+            counters["consumer_wait"],
+        )
+
+    def slots_of(self, stream: ServerStream) -> int:
+        """How many slots with batches of a stream the client holds."""
+        return 0 if self.leases is None else self.leases.of_stream(stream.number)
 
     def send_batch(
         self, stream: ServerStream, batch: Batch, samples: int, skipped: Sequence[int] = ()
@@ -210,17 +257,16 @@ class Session:
             ValueError: The batch is over the client's limits; nothing was sent.
         """
         leases, segment = self.leases, batch.segment
-        if segment is None:  # the arena is full: is there something to be given back?
+        if segment is None or self.arena.retiring:  # is there something to be given back?
             self.server.retire_segments()
-        elif (
-            leases is not None
-            and stream.shared_memory
-            and leases.room()
-            and (leases.knows(segment) or self._introduce(leases, segment))
-        ):
-            self.conn.lend_batch(stream, batch, samples, skipped)
-            leases.lend(batch, (segment, batch.slot or 0, batch.generation or 0))
-            return
+        if segment is not None and leases is not None and stream.shared_memory:
+            slot = (segment, batch.slot or 0, batch.generation or 0)
+            if leases.room(slot, batch.nbytes) and (
+                leases.knows(segment) or self._introduce(leases, segment)
+            ):
+                self.conn.lend_batch(stream, batch, samples, skipped)
+                leases.lend(batch, slot, stream.number)
+                return
         self.conn.send_batch(stream, batch, memoryview(batch), samples, skipped)
         self.flush()  # so that `congested` speaks of these bytes too
 
@@ -248,7 +294,8 @@ class Session:
         except OSError as error:
             self._lost(error)
             return
-        if len(self._outbox) > MAX_WAITING:
+        outbox = self._outbox
+        if len(outbox) > MAX_WAITING or (outbox.nbytes > MAX_ANSWERS and outbox.own > MAX_ANSWERS):
             self._read(False)
 
     def _room(self) -> None:
@@ -293,7 +340,7 @@ class Session:
         self._read(False)
         self._outbox.close()
         for delivery in list(self.deliveries.values()):
-            delivery.close()
+            delivery.close("was cut off")
         self.conn.streams.clear()
         self._sock.close()
         if self.leases is not None:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Mapping
 
 from tundish_client import Client
 from tundish_client.errors import ConfigError, ConnectError, ConnectTimeout
@@ -33,6 +34,10 @@ def spawn(
     *,
     socket: str | os.PathLike[str] | None = None,
     memory_limit: int | str | None = None,
+    share_window: int | str | None = None,
+    join_timeout: float | None = None,
+    lease_timeout: float | None = None,
+    metrics: str | None = None,
     connect_timeout: float = 30.0,
     shared_memory: bool | None = None,
 ) -> Client:
@@ -44,6 +49,11 @@ def spawn(
         socket: Path of the socket, for further clients; by default one in a private folder (see
             `client.socket`).
         memory_limit: Bytes that batches may take in all, also as "1GiB".
+        share_window: As for `serve`, and so are the next three; each that is left out is read from
+            its `TUNDISH_...` variable.
+        join_timeout: As for `serve`.
+        lease_timeout: As for `serve`.
+        metrics: As for `serve`.
         connect_timeout: Seconds the server has to import the target and listen.
         shared_memory: As for `Client`.
 
@@ -67,11 +77,23 @@ def spawn(
             "another process and imports its loaders itself (serve() takes a DataLoader)"
         )
     deadline = time.monotonic() + connect_timeout
-    sidecar = _Sidecar(target, socket, memory_limit)
+    options = {
+        "--memory-limit": memory_limit,
+        "--share-window": share_window,
+        "--join-timeout": join_timeout,
+        "--lease-timeout": lease_timeout,
+        "--metrics": metrics,
+    }
+    sidecar = _Sidecar(target, socket, options)
     try:
         sidecar.wait(deadline, connect_timeout)
         left = max(deadline - time.monotonic(), 0.1)
-        client = Client(sidecar.socket, connect_timeout=left, shared_memory=shared_memory)
+        client = Client(
+            sidecar.socket,
+            connect_timeout=left,
+            reconnect_timeout=0,  # a sidecar that is gone does not come back
+            shared_memory=shared_memory,
+        )
     except BaseException:
         sidecar.stop()
         raise
@@ -85,14 +107,15 @@ class _Sidecar:
     """The server's process."""
 
     def __init__(
-        self, target: str, socket: str | os.PathLike[str] | None, memory_limit: int | str | None
+        self, target: str, socket: str | os.PathLike[str] | None, options: Mapping[str, object]
     ) -> None:
         self.folder = tempfile.mkdtemp(prefix="tundish-")
         self.socket = os.path.join(self.folder, "s") if socket is None else os.fspath(socket)
         self._target = target
         command = [sys.executable, "-m", "tundish", "serve", target, "--socket", self.socket]
-        if memory_limit is not None:
-            command += ["--memory-limit", str(memory_limit)]
+        for name, value in options.items():
+            if value is not None:
+                command += [name, str(value)]
         try:
             self._start(command)
         except BaseException:

@@ -60,7 +60,7 @@ def test_dropping_batches_and_the_epoch_frees_all_slots(workers):
     del kept
     assert arena.slots_lent == 1
     del view
-    assert (arena.slots_lent, arena.used) == (0, 0)
+    assert (arena.slots_lent, arena.lent) == (0, 0)
 
 
 @WORKERS

@@ -98,6 +98,36 @@ def test_the_share_of_each_rank_is_torchs(row):
             assert list(sampler) == flat(outcomes(loader.epoch(epoch))) == expected
 
 
+@pytest.mark.parametrize(
+    "row",
+    [row for row in VECTORS["distributed"] if row["shuffle"]],
+    ids=lambda row: f"{row['n']}-{row['world']}",
+)
+def test_torchs_order_over_ranks_is_a_distributed_samplers(row):
+    loader = DataLoader(range(row["n"]), 4, True, seed=row["seed"], order="torch")
+    uneven = "drop" if row["drop_last"] else "pad"
+    for rank, passes in enumerate(row["ranks"]):
+        shard = {"rank": rank, "world_size": row["world"], "uneven": uneven}
+        for epoch, expected in zip(VECTORS["distributed_epochs"], passes, strict=True):
+            assert flat(outcomes(loader.epoch(epoch, **shard))) == expected
+
+
+def test_torchs_order_of_one_rank_is_not_that_of_several():
+    loader = DataLoader(range(100), 4, True, seed=7, order="torch")
+    order = lambda world: loader.epoch(0, world_size=world).state_dict()["fingerprint"]["order"]
+    assert [order(world) for world in (1, 2, 4)] == [
+        "torch/1",
+        "torch:distributed/1",
+        "torch:distributed/1",
+    ]
+    state = loader.epoch(0, start=2, world_size=2).state_dict()
+    with pytest.raises(ConfigError, match="torch:distributed/1.*torch/1"):
+        loader.resume(state, rank=0, world_size=1)
+    parts = [flat(outcomes(loader.resume(state, rank=rank, world_size=4))) for rank in range(4)]
+    seen = [flat(outcomes(loader.epoch(0, rank=rank, world_size=2)))[:8] for rank in range(2)]
+    assert sorted(flat(parts) + flat(seen)) == list(range(100))
+
+
 def test_vectors_that_torch_itself_wrote():
     for row in VECTORS["checked"]["torch_weighted"]:
         arguments = (row["weights"], row["num_samples"], row["replacement"])

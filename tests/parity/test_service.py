@@ -179,14 +179,13 @@ def test_any_epoch_from_any_batch(service, name):
 def test_the_ranks_of_a_distributed_sampler(service, drop_last):
     with Client(service.socket) as client:
         for rank in range(3):
-            # torch's sampler on the order of the feed: its epoch 2, cut for each rank.
-            order = torch.cat(list(LOADERS["torch"]())).tolist()
-            sampler = torch_data.DistributedSampler(order, 3, rank, False, 0, drop_last)
-            expected = list(torch_data.DataLoader(order, 8, sampler=sampler))
-            stream = client.epoch(
-                0, feed="torch", rank=rank, world_size=3, uneven="drop" if drop_last else "pad"
-            )
-            assert_same_epoch(stream, expected, unbatched=False)
+            sampler = torch_data.DistributedSampler(range(100), 3, rank, True, 2**32 + 7, drop_last)
+            uneven = "drop" if drop_last else "pad"
+            for epoch in (0, 3):
+                sampler.set_epoch(epoch)
+                expected = list(torch_data.DataLoader(range(100), 8, sampler=sampler))
+                stream = client.epoch(epoch, feed="torch", rank=rank, world_size=3, uneven=uneven)
+                assert_same_epoch(stream, expected, unbatched=False)
 
 
 @pytest.mark.parametrize("name", sorted(ERRORS))

@@ -78,7 +78,7 @@ class TestReady:
         done = tundish("ping", "--socket", service.socket)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"pong from {service.socket} in ")
-        done = tundish("stats", env={"TUNDISH_SOCKET": str(service.socket)})
+        done = tundish("stats", "--json", env={"TUNDISH_SOCKET": str(service.socket)})
         assert done.returncode == 0
         stats = json.loads(done.stdout)
         assert stats["memory"]["limit"] == 64 * 2**20
@@ -124,6 +124,10 @@ class TestErrors:
             (["serve", "feeds.py", "--loop", "trio"], "loop='trio'"),
             (["serve", "feeds.py", "--memory-limit", "much"], "memory_limit='much'"),
             (["serve", "feeds.py", "--socket-mode", "9"], "socket_mode='9'"),
+            (["serve", "feeds.py", "--share-window", "wide"], "share_window='wide'"),
+            (["serve", "feeds.py", "--join-timeout", "-1"], "join_timeout=-1"),
+            (["serve", "feeds.py", "--lease-timeout", "soon"], "--lease-timeout"),
+            (["serve", "feeds.py", "--metrics", "9400"], "metrics='9400': expected HOST:PORT"),
             (["serve", "feeds.py", "--nonsense"], "--nonsense"),
             (["serve", "feeds.py", "--socket", "x" * 200], "200 bytes long, the limit is 107"),
             (["serve", "feeds.py", "--socket", "not/there"], "'not' does not exist"),
@@ -174,7 +178,10 @@ class TestErrors:
     def test_help_names_the_variables(self):
         done = tundish("serve", "--help")
         assert done.returncode == 0
-        for name in ("SOCKET", "LOOP", "MEMORY_LIMIT", "SOCKET_MODE", "LOG_LEVEL"):
+        for name in (
+            "SOCKET", "LOOP", "MEMORY_LIMIT", "SOCKET_MODE", "ALLOWED_UIDS", "LEASE_QUOTA",
+            "SHARE_WINDOW", "JOIN_TIMEOUT", "LEASE_TIMEOUT", "METRICS", "LOG_LEVEL",
+        ):  # fmt: skip
             assert f"TUNDISH_{name}" in done.stdout
 
     def test_no_command_shows_the_help(self):

@@ -23,9 +23,11 @@ __all__ = [
 ]
 
 UNEVEN = ("pad", "drop", "keep")
+ON_LAG = ("detach", "wait")
 
 _INT63 = 2**63 - 1
 _MAX_CREDIT = 2**53
+_MAX_ACKED = 2**24
 
 
 def read_integer(
@@ -61,6 +63,27 @@ def read_credits(header: Mapping[str, Any]) -> tuple[int, int]:
     return read_integer(value, "batches", 0), read_integer(value, "bytes", 0)
 
 
+def _ranges(value: Any) -> list[int]:
+    """Reads batches as ranges, [[first, last], ...], the shape in which many are few."""
+    if value is None:
+        return []
+    batches: list[int] = []
+    for pair in value if type(value) is list else [value]:
+        if not (
+            type(pair) is list
+            and len(pair) == 2
+            and all(type(n) is int for n in pair)
+            and 0 <= pair[0] <= pair[1]
+            and pair[1] - pair[0] + len(batches) < _MAX_ACKED
+        ):
+            raise ProtocolError(
+                f"acked must be a list of [first, last] of {_MAX_ACKED} batches at most, "
+                f"got {value!r:.80}"
+            )
+        batches += range(pair[0], pair[1] + 1)
+    return batches
+
+
 class ServerStream:
     """One stream as the server sees it.
 
@@ -72,6 +95,11 @@ class ServerStream:
         shared_memory: Whether batches may be lent to this stream.
         fingerprint: The plan a returning client expects, or None.
         batches, bytes: Credits left; `bytes` may fall below zero once.
+        on_lag: "detach" or "wait": what happens when it lags behind others of its epoch.
+        group, group_size: The streams it begins together with.
+        split: The streams among which its epoch is split.
+        done: What it knows to be acknowledged of the split epoch.
+        acks: Batches of a split epoch acknowledged since somebody looked.
         acked: The last batch the client has consumed, `start - 1` at first.
         sent: Cells sent so far, batches and errors together.
         errors: Cells sent that were errors.
@@ -82,20 +110,26 @@ class ServerStream:
 
     __slots__ = (
         "acked",
+        "acks",
         "batch_size",
         "batches",
         "bytes",
+        "done",
         "epoch",
         "errors",
         "feed",
         "fingerprint",
+        "group",
+        "group_size",
         "number",
+        "on_lag",
         "rank",
         "samples",
         "sent",
         "sent_bytes",
         "shared_memory",
         "skipped",
+        "split",
         "start",
         "uneven",
         "world_size",
@@ -119,11 +153,26 @@ class ServerStream:
         sized = header.get("batch_size") is not None
         self.batch_size = read_integer(header, "batch_size", 1) if sized else None
         self.batches, self.bytes = read_credits(header)
+        self.on_lag = header.get("on_lag", "detach")
+        if self.on_lag not in ON_LAG:
+            raise ProtocolError(f"EPOCH has on_lag={self.on_lag!r:.80}, expected one of {ON_LAG}")
+        self.group: str | None = _optional(header, "group", str)
+        sized = header.get("group_size") is not None
+        self.group_size = read_integer(header, "group_size", 1, 2**20) if sized else None
+        self.split: str | None = _optional(header, "split", str)
+        self.done = _ranges(header.get("acked"))
+        self.acks: list[int] = []
         wanted: bool | None = _optional(header, "shared_memory", bool)
         self.shared_memory = shared_memory and wanted is not False
         self.fingerprint: dict[str, Any] | None = _optional(header, "fingerprint", dict)
         self.acked = self.start - 1
         self.sent = self.errors = self.sent_bytes = self.samples = self.skipped = 0
+
+    def ack(self, batch: int) -> None:
+        """Takes note that the client has consumed a batch."""
+        self.acked = max(self.acked, batch)
+        if self.split is not None:
+            self.acks.append(batch)
 
     @property
     def ready(self) -> bool:

@@ -3,12 +3,13 @@
 A driver sends `data_to_send()`, receives into `get_buffer()`, reports with `receive(n)` or
 `lose(reason)`, and asks `take` and `Reply` for what the user wants. `changed` names the streams and
 replies for which something happened since the driver looked last.
+
+When the server goes away, see `Keeping`.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -16,10 +17,13 @@ import numpy as np
 
 from ..errors import ConnectError, ConnectionLost, ProtocolError, TundishError
 from .acks import ack_message
-from .connection import CLIENT_LIMITS, VERSIONS, Connection, Limits
+from .cells import Cell, read_count, read_indices
+from .connection import CLIENT_LIMITS, VERSIONS, Limits
 from .frames import Message
+from .keeping import Keeping
 from .quick import QuickDecoder
-from .reading import Cell, StreamState, read_count, read_indices
+from .reading import StreamState
+from .replies import Reply
 from .wire_errors import decode_exception
 
 __all__ = ["END", "ClientConnection", "Reply", "SharedMemory"]
@@ -43,57 +47,33 @@ class SharedMemory(Protocol):
     def recheck(self) -> None: ...
 
 
-class Reply:
-    """The answer to one request, once it is there."""
-
-    __slots__ = ("__weakref__", "done", "error", "header")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.header: dict[str, Any] = {}
-        self.error: Exception | None = None
-
-    def settle(self, header: dict[str, Any], error: Exception | None = None) -> None:
-        """Sets the answer."""
-        self.header, self.error, self.done = header, error, True
-
-    def take(self) -> dict[str, Any] | None:
-        """Returns the answer, None while there is none.
-
-        Raises:
-            Exception: The request failed.
-        """
-        if self.error is not None:
-            raise self.error
-        return self.header if self.done else None
-
-
-class ClientConnection(Connection):
+class ClientConnection(Keeping):
     """The state of one connection of a client. Not thread-safe.
 
     Attributes:
-        opened: WELCOME has arrived.
         server: Name and pid of the server, from WELCOME.
         instance: The server's instance, a str that no other server process has.
         wants_shared_memory: Before WELCOME: ask for it. After: the server offers it.
         segments: Where slots are found; the driver sets it when it got the side channel.
-        changed: Streams and replies to look at again; the driver clears it.
         goaway: The reason the server gave for leaving, if it did.
+        back_in: Seconds after which it said to be back.
     """
 
-    def __init__(self, *, shared_memory: bool = True, limits: Limits = CLIENT_LIMITS) -> None:
-        super().__init__(limits)
+    def __init__(
+        self,
+        *,
+        shared_memory: bool = True,
+        limits: Limits = CLIENT_LIMITS,
+        recovers: bool = False,
+    ) -> None:
+        super().__init__(limits, recovers=recovers)
         self._decoder = QuickDecoder(limits.head, limits.body)
-        self.opened = False
         self.server: dict[str, Any] = {}
         self.instance = ""
         self.wants_shared_memory = shared_memory
         self.segments: SharedMemory | None = None
-        self.streams: dict[int, StreamState] = {}
-        self.changed: list[StreamState | Reply] = []
         self.goaway: str | None = None
-        self._last = 0
-        self._replies: weakref.WeakValueDictionary[int, Reply] = weakref.WeakValueDictionary()
+        self.back_in = 0.0
         self._handlers: dict[str, Callable[[Message], None]] = {
             "BATCH": self._batch,
             "START": self._start,
@@ -105,6 +85,7 @@ class ClientConnection(Connection):
             "STATS": self._reply,
             "PONG": self._pong,
             "GOAWAY": self._goaway,
+            "REVOKE": self._revoke,
         }
         self.send(
             "HELLO",
@@ -116,6 +97,11 @@ class ClientConnection(Connection):
                 "limits": limits.as_header(),
             },
         )
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether batches may come in shared memory."""
+        return self.segments is not None
 
     # Receiving
 
@@ -137,6 +123,7 @@ class ClientConnection(Connection):
 
     def eof_received(self) -> None:
         """Takes note that the server closed its side."""
+        self.gone = self.gone or (self.opened and self.failed is None)
         super().eof_received()
         self.lose(self.failed or ConnectionLost(self._why_closed()))
 
@@ -146,22 +133,6 @@ class ClientConnection(Connection):
         if self.goaway is not None:
             return f"the server left: {self.goaway}"
         return "the server closed the connection without an END"
-
-    def lose(self, error: Exception) -> None:
-        """Fails the connection and everything that waits for it; the first reason stays."""
-        first = self.failed is None or self.failed is error
-        self.failed = self.failed or error
-        if not first:
-            error = self.failed
-        for stream in self.streams.values():
-            if not stream.over:
-                stream.fail(error if isinstance(error, ConnectionLost) else _lost(error))
-                self.changed.append(stream)
-        self.streams.clear()
-        for reply in list(self._replies.values()):
-            reply.settle({}, error if isinstance(error, ConnectionLost) else _lost(error))
-            self.changed.append(reply)
-        self._replies.clear()
 
     def _handle(self, message: Message) -> None:
         if not self.opened:
@@ -216,6 +187,7 @@ class ClientConnection(Connection):
         if "skipped" in header:
             cell.skipped = read_indices(header, "skipped")
         stream.add(cell, failed=False)
+        self.progressed = True
         self.changed.append(stream)
 
     def _slot(self, header: dict[str, Any], stream: StreamState | None) -> Any:
@@ -232,15 +204,16 @@ class ClientConnection(Connection):
     def _error(self, message: Message) -> None:
         header = message.header
         error = decode_exception(header)
+        self.progressed = True
         if "request" in header:
             reply = self._replies.pop(header["request"], None)
             if reply is not None:
                 reply.settle({}, error)
                 self.changed.append(reply)
         elif "stream" not in header:
-            lost = ConnectionLost(f"the server ended the connection: {error}")
-            lost.__cause__ = error
-            raise lost
+            ended = ConnectionLost(f"the server ended the connection: {error}")
+            ended.__cause__ = error
+            raise ended
         elif (stream := self.streams.get(header["stream"])) is not None:
             if header.get("batch") is None:
                 stream.fail(error)
@@ -259,6 +232,7 @@ class ClientConnection(Connection):
             except ProtocolError as error:
                 stream.fail(error)
             del self.streams[stream.number]
+            self.progressed = True
             self.changed.append(stream)
 
     def _segment(self, message: Message) -> None:
@@ -273,6 +247,7 @@ class ClientConnection(Connection):
         reply = self._replies.pop(message.header["request"], None)
         if reply is not None:
             reply.settle(message.header)
+            self.progressed = True
             self.changed.append(reply)
 
     def _pong(self, message: Message) -> None:
@@ -283,34 +258,20 @@ class ClientConnection(Connection):
         self.goaway = str(message.header.get("reason", "no reason given"))
         back_in = message.header.get("back_in")
         if back_in is not None:
+            self.back_in = max(0.0, float(back_in))
             self.goaway += f" (back in {back_in} s)"
         if self.segments is not None:
             self.segments.make_private()
 
+    def _revoke(self, message: Message) -> None:
+        stream = self.streams.get(message.header["stream"])
+        if stream is not None and stream.split is not None:
+            batches, nbytes = stream.revoke(read_indices(message.header, "batches"))
+            if batches:
+                credit = {"batches": batches, "bytes": nbytes}
+                self.send("CREDIT", {"stream": stream.number, "credits": credit})
+
     # Asking
-
-    def open_stream(self, stream: StreamState) -> None:
-        """Asks for the epoch of a stream and gives it its number."""
-        self.check_alive()
-        self._last += 1
-        stream.number = self._last
-        header = {"stream": stream.number, **stream.options.header()}
-        self.send("EPOCH", {**header, "shared_memory": self.segments is not None})
-        self.streams[stream.number] = stream
-
-    def request(self, kind: str) -> Reply:
-        """Sends FEEDS, STATS or PING; the reply is forgotten when nobody keeps it."""
-        self.check_alive()
-        self._last += 1
-        reply = Reply()
-        self._replies[self._last] = reply
-        self.send(kind, {"token" if kind == "PING" else "request": self._last})
-        return reply
-
-    def check_alive(self) -> None:
-        """Raises ConnectionLost if the connection has failed."""
-        if self.failed is not None:
-            raise _lost(self.failed)
 
     def take(self, stream: StreamState) -> Any:
         """Returns the stream's next cell, END, or None when it has to be waited for.
@@ -327,23 +288,18 @@ class ClientConnection(Connection):
                 self._out.append(ack_message(stream.number, *stream.owed))
             stream.owed = None
         cell = stream.head()
-        if cell is None:
-            if not stream.ended:
-                return None
+        if cell is not None:
+            return cell
+        if stream.ended:
             stream.final = True
             return END
-        return cell
+        if not stream.asked and self.failed is None:
+            self._ask(stream)
+        return None
 
     def _reports(self, stream: StreamState) -> bool:
-        """Whether the server still wants to know: after END it does not."""
-        return self.failed is None and not stream.over and not stream.closed
-
-    def cancel(self, stream: StreamState) -> None:
-        """Ends a stream from this side; what it still holds is dropped."""
-        if self.streams.pop(stream.number, None) is not None and self.failed is None:
-            self.send("CANCEL", {"stream": stream.number})
-        stream.close()
-        self.changed.append(stream)
+        """Whether the server wants to know: after END and before EPOCH it does not."""
+        return self.failed is None and stream.asked and not stream.over and not stream.closed
 
 
 def _times(header: dict[str, Any]) -> Sequence[int]:
@@ -351,10 +307,3 @@ def _times(header: dict[str, Any]) -> Sequence[int]:
     if len(times) != 2:
         raise ProtocolError(f"times must be two integers, got {times!r:.80}")
     return times
-
-
-def _lost(error: Exception) -> ConnectionLost:
-    """Returns a fresh ConnectionLost for a failed connection."""
-    lost = ConnectionLost(str(error) or repr(error))
-    lost.__cause__ = error.__cause__ if isinstance(error, ConnectionLost) else error
-    return lost

@@ -2,145 +2,138 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from types import MappingProxyType
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from ..config import EpochOptions
-from ..errors import ConfigError, ConnectionLost, ProtocolError, TundishError
-from .info import BatchInfo, Position
-from .quick import Plan
-from .resolving import resolve
+from ..errors import ConfigError, ProtocolError, TundishError
+from .cells import Cell, read_count
+from .standing import COUNTS, Standing
 
-__all__ = ["Cell", "StreamState", "read_count", "read_indices"]
+__all__ = ["StreamState"]
 
-COUNTS = ("batches", "samples", "padded", "dropped", "skipped", "redelivered", "errors")
-
-
-class Cell:
-    """A batch or the error in its place, from its arrival until it is handed to the user."""
-
-    __slots__ = (
-        "batch", "body", "built", "error", "info", "nbytes", "samples", "skipped", "times",
-        "tree", "value",
-    )  # fmt: skip
-
-    def __init__(self, batch: int, nbytes: int) -> None:
-        self.batch = batch
-        self.nbytes = nbytes
-        self.error: Exception | None = None
-        self.tree: Any = None
-        self.samples: Any = None
-        self.skipped: Sequence[int] = ()
-        self.times: Sequence[int] = (0, 0)
-        self.body: Any = None
-        self.built = False
-        self.value: Any = None
-        self.info: BatchInfo | None = None
-
-    def build(self, epoch: int) -> None:
-        """Makes the value; what stands in its way becomes the error of this batch alone."""
-        samples: Any = self.samples
-        try:
-            if self.error is not None:
-                pass
-            elif type(self.tree) is Plan:
-                samples, self.value = self.tree.build(self.body)
-            else:
-                samples = resolve(samples, self.body)
-                self.value = resolve(self.tree, self.body)
-            if type(samples) is np.ndarray:
-                samples = samples.copy()  # `info` must not hold the slot
-        except Exception as error:
-            self.error = error
-            error.add_note(f"while batch {self.batch} of epoch {epoch} was put together")
-            samples = samples.copy() if type(samples) is np.ndarray else None
-        samples = [] if samples is None else samples
-        self.info = BatchInfo(epoch, self.batch, samples, self.times, self.skipped)
-        self.body = self.tree = self.samples = None
-        self.built = True
+_TAKEN = ("batches", "samples", "skipped", "errors")
 
 
-class StreamState:
+class _Before(NamedTuple):
+    """What had come when the stream was asked for on its present connection."""
+
+    batches: int = 0
+    errors: int = 0
+    skipped: int = 0
+    samples: int = 0
+
+
+class StreamState(Standing):
     """The state of one stream; its connection fills it, `take` empties it.
 
     `take` returns a cell but leaves it at the head of the queue until the next call: the caller
     hands it to the user with plain assignments only (see `streams`), so that a signal never falls
     between the queue and the user.
+
+    A stream outlives its connection: `suspend` when that is lost, `ask` on the next one. What had
+    come in order stays, and the server is asked for what follows. What had come of a split epoch
+    was not this stream's yet, and is dropped.
+
+    Attributes:
+        asked: Whether the server of the present connection has been asked for it.
+        reader: The thread that is reading.
+        owed: Batch and bytes to be acknowledged next.
+        ended: END has come.
+        final: The consumer has been told about the end.
+        clean: The user ended the stream, and not by an exception.
     """
 
     def __init__(self, options: EpochOptions) -> None:
-        self.number = 0  # until it is asked for
-        self.options = options
-        self.feed = options.feed
-        self.first = self.next_batch = options.start
-        self.started = False
-        self.total: int | None = None  # batches of the whole epoch, where the server knows
-        self.exact = True  # whether `total` is certain
-        self.in_order: bool | None = None  # until the server has said
-        self.fingerprint: dict[str, Any] = {}
-        self.announced = dict.fromkeys(COUNTS, 0)
-        self.taken = dict.fromkeys(COUNTS, 0)  # what START could not tell, as far as handed out
-        self.true: Mapping[str, int] | None = None  # END's
-        self.info: BatchInfo | None = None
-        self.cells: deque[Cell] = deque()
-        self.handed: Cell | None = None
-        self.reader: int | None = None  # the thread that is reading
-        self.owed: tuple[int, int] | None = None  # batch and bytes to be acknowledged next
+        super().__init__(options)
+        self.asked = False
+        self.reader: int | None = None
+        self.owed: tuple[int, int] | None = None
         self.received = self.received_errors = self.received_skipped = 0
         self.seen: set[int] = set()
         self.ended = False
-        self.final = False  # the consumer has been told about the end
+        self.final = False
         self.closed = False
-        self.failure: Exception | None = None
-
-    @property
-    def position(self) -> Position:
-        """The next batch.
-
-        Raises:
-            TundishError: The feed delivers out of order; there is no position.
-        """
-        if self.in_order is False:
-            raise TundishError(
-                f"feed {self.feed!r} delivers batches as they are ready (in_order=False): "
-                "there is no position to resume from"
-            )
-        return Position(self.options.epoch, self.next_batch)
+        self.clean = False
+        self._samples = 0  # in the batches that were consumed
+        self._before = _Before()
 
     @property
     def over(self) -> bool:
         """Whether the server will send nothing more."""
         return self.ended or self.failure is not None
 
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """See `Stream.counts`."""
-        if self.true is not None and (not self.cells or self.cells[-1] is self.handed):
-            return self.true
-        counts = {**self.announced, "skipped": self.taken["skipped"]}
-        counts["errors"] = self.taken["errors"]
-        if self.started and self.total is None:
-            counts |= {name: self.taken[name] for name in ("batches", "samples")}
-        return MappingProxyType(counts)
-
     # Called by the connection
+
+    def ask(self) -> dict[str, Any]:
+        """Returns the header of EPOCH, for this connection."""
+        self.asked = True
+        header = {"stream": self.number, **self.options.header()}
+        if self.split is not None and len(self.acked):
+            header["acked"] = self.acked.pairs()
+        if self.started:
+            header |= self._again()
+            header.pop("group_size", None)  # the group has begun
+        return header
+
+    def _again(self) -> dict[str, Any]:
+        """What is asked for differently the second time."""
+        self._before = _Before(
+            self.received,
+            self.received_errors,
+            self.received_skipped,
+            self._samples + sum(cell.count() for cell in self.cells),
+        )
+        held = sum(cell.nbytes for cell in self.cells)
+        full = self.options.header()["credits"]
+        return {
+            "feed": self.feed,
+            "start": self._expected(),
+            "fingerprint": self.fingerprint,
+            # The credit of the cells that are held comes with their ACK.
+            "credits": {
+                "batches": max(0, full["batches"] - len(self.cells)),
+                "bytes": max(0, full["bytes"] - held),
+            },
+        }
+
+    def _expected(self) -> int:
+        """The batch that has to come next; 0 where there is no order."""
+        return self.first + self.received if self.in_order else 0
+
+    def suspend(self) -> bool:
+        """Takes note that the connection is lost and that another will follow.
+
+        Returns:
+            Whether the stream can go on there.
+        """
+        self.asked = False
+        if self.split is not None:
+            handed = [cell for cell in self.cells if cell is self.handed]
+            self.cells.clear()
+            self.cells.extend(handed)
+            return True
+        return self.in_order is not False or not self.received
 
     def start(self, header: dict[str, Any]) -> None:
         """Takes in START.
 
         Raises:
-            ConfigError: The stream was to begin beyond the end of the epoch.
+            ConfigError: The stream was to begin beyond the end of the epoch, or goes on in another
+                one than it began in.
             ProtocolError: A field can't be what it is.
         """
         total = None if header["batches"] is None else read_count(header, "batches")
         first = read_count(header, "start") if "start" in header else self.options.start
+        if self.started:
+            self._start_again(header, total, first)
+            return
         self.feed = str(header["feed"])
         self.fingerprint = dict(header.get("fingerprint") or {})
         self.in_order = header.get("in_order") is not False
+        if self.split is not None:
+            total = None  # others have their part of it
         self.exact = total is not None and header.get("exact") is not False
         if first > self.options.start:
             raise ProtocolError(f"a stream from {self.options.start} on starts at {first}")
@@ -155,9 +148,22 @@ class StreamState:
         self.announced["batches"] = self._due()
         self.started = True
 
-    def _due(self) -> int:
-        """The batches from the first to the end, as far as START could tell."""
-        return 0 if self.total is None else max(0, self.total - self.first)
+    def _start_again(self, header: dict[str, Any], total: int | None, first: int) -> None:
+        """Takes in START on a further connection: all must be as it was."""
+        pairs: list[tuple[str, Any, Any]] = [("feed", self.feed, header["feed"])]
+        if self.exact:
+            pairs.append(("batches", self.total, total))
+        if self.split is None:
+            pairs.append(("start", self._expected(), first))
+            pairs.append(("in_order", self.in_order, header.get("in_order") is not False))
+        now = header.get("fingerprint") or {}
+        pairs += [(key, self.fingerprint[key], now[key]) for key in self.fingerprint if key in now]
+        for name, before, after in pairs:
+            if before != after:
+                raise ConfigError(
+                    f"this stream began with {name}={before!r}, but the server that it reconnected "
+                    f"to has {name}={after!r}: it would go on with other batches"
+                )
 
     def add(self, cell: Cell, *, failed: bool) -> None:
         """Takes in a cell.
@@ -167,11 +173,19 @@ class StreamState:
         """
         if not self.started:
             raise ProtocolError(f"batch {cell.batch} of stream {self.number} came before START")
+        if self.split is None:
+            self._check_place(cell)
+        self.received += 1
+        self.received_errors += failed
+        self.received_skipped += len(cell.skipped)
+        self.cells.append(cell)
+
+    def _check_place(self, cell: Cell) -> None:
         if self.in_order:
-            if cell.batch != self.first + self.received:
+            if cell.batch != self._expected():
                 raise ProtocolError(
                     f"batch {cell.batch} of stream {self.number} came "
-                    f"instead of batch {self.first + self.received}"
+                    f"instead of batch {self._expected()}"
                 )
         elif cell.batch < self.first or cell.batch in self.seen:
             raise ProtocolError(
@@ -184,10 +198,27 @@ class StreamState:
                 f"batch {cell.batch} of stream {self.number} is not one of "
                 f"{self.first} to {self.total - 1}"
             )
-        self.received += 1
-        self.received_errors += failed
-        self.received_skipped += len(cell.skipped)
-        self.cells.append(cell)
+
+    def revoke(self, batches: Iterable[int]) -> tuple[int, int]:
+        """Takes note that batches of a split epoch went to others.
+
+        Those that were not handed out are dropped. What the user holds stays, but what becomes of
+        it doesn't count.
+
+        Returns:
+            The credit of what was dropped: batches and bytes.
+        """
+        gone = set(batches)
+        for batch in gone:
+            self.acked.discard(batch)
+        # Built is what is about to be handed out, perhaps in another thread.
+        held = [cell for cell in (self.handed, *self.cells) if cell is not None and cell.built]
+        for cell in held:
+            cell.revoked = cell.revoked or cell.batch in gone
+        dropped = [cell for cell in self.cells if cell.batch in gone and not cell.built]
+        for cell in dropped:
+            self.cells.remove(cell)
+        return len(dropped), sum(cell.nbytes for cell in dropped)
 
     def end(self, header: dict[str, Any]) -> None:
         """Takes in END and compares its counts with what came.
@@ -198,6 +229,8 @@ class StreamState:
         counts = {name: int(header["counts"].get(name, 0)) for name in COUNTS}
         if not self.started:
             raise ProtocolError(f"END of stream {self.number} came before START")
+        for name, number in self._before._asdict().items():
+            counts[name] += number
         epoch = f"epoch {self.options.epoch} of feed {self.feed!r}"
         said = [("END", counts["batches"])] + ([("START", self._due())] if self.exact else [])
         for what, number in said:
@@ -211,6 +244,8 @@ class StreamState:
         ):
             if counts[name] != number:
                 raise ProtocolError(f"{epoch} had {number} {what}, but END says {counts[name]}")
+        if self.split is not None:  # without what was dropped on the way, or revoked
+            counts |= {name: self.taken[name] for name in _TAKEN}
         self.true = MappingProxyType(counts)
         self.ended = True
         self.seen.clear()
@@ -220,8 +255,17 @@ class StreamState:
         if not self.over:
             self.failure = error
 
+    def consumed(self) -> int | None:
+        """The batch of a split epoch that a clean end acknowledges."""
+        handed = self.handed
+        if self.split is None or not self.clean or handed is None or handed.revoked:
+            return None
+        return handed.batch
+
     def close(self) -> None:
         """Drops what the user has not been given."""
+        if (batch := self.consumed()) is not None:
+            self.acked.add(batch)
         self.closed = True
         self.handed = None
         self.cells.clear()
@@ -235,6 +279,9 @@ class StreamState:
             if self.cells and self.cells[0] is handed:
                 self.cells.popleft()
             self.owed = (handed.batch, handed.nbytes)
+            self._samples += handed.count()
+            if self.split is not None and not handed.revoked:
+                self.acked.add(handed.batch)
             self.handed = None
 
     def head(self) -> Cell | None:
@@ -277,77 +324,3 @@ class StreamState:
         if self.failure is not None:
             raise self.failed()
         return None
-
-    def length(self) -> int:
-        """Returns the number of batches of the whole stream, which has started.
-
-        Raises:
-            TypeError: It is not known beforehand.
-        """
-        if self.total is None:
-            raise TypeError(
-                f"the length of epoch {self.options.epoch} of feed {self.feed!r} is not known "
-                "before its end: its dataset or sampler has no __len__"
-            )
-        return self._due()
-
-    def failed(self) -> Exception:
-        """Returns the error to raise; a lost connection says where to resume."""
-        failure = self.failure
-        assert failure is not None
-        if isinstance(failure, ConnectionLost):
-            position = None if self.in_order is False else self.position
-            lost = ConnectionLost(self._lost(failure), position)
-            lost.__cause__ = failure.__cause__
-            return lost
-        return failure.with_traceback(None)
-
-    def _lost(self, failure: ConnectionLost) -> str:
-        if self.in_order is False:
-            return f"{failure}; in_order=False: there is no position to resume from"
-        epoch, batch = self.position
-        return (
-            f"{failure}; resume on a new client with epoch({epoch}, start={batch}), "
-            "or with resume(stream.state_dict()), which also compares seed and plan"
-        )
-
-    def state(self) -> dict[str, Any]:
-        """The position as plain data; see `Stream.state_dict`."""
-        epoch, batch = self.position
-        asked = self.options
-        state: dict[str, Any] = {
-            "feed": self.feed,
-            "epoch": epoch,
-            "batch": batch,
-            "rank": asked.rank,
-            "world_size": asked.world_size,
-            "uneven": asked.uneven,
-            "fingerprint": dict(self.fingerprint or asked.fingerprint or {}),
-        }
-        if asked.batch_size is not None:
-            state["batch_size"] = asked.batch_size
-        return state
-
-
-def read_count(header: dict[str, Any], name: str) -> int:
-    """Reads a number of 0 or more from a header.
-
-    Raises:
-        ProtocolError: It is something else.
-    """
-    value = header[name]
-    if type(value) is not int or value < 0:
-        raise ProtocolError(f"{name} must be a count, got {value!r:.80}")
-    return value
-
-
-def read_indices(header: dict[str, Any], name: str) -> list[int]:
-    """Reads a list of sample indices from a header.
-
-    Raises:
-        ProtocolError: It is something else.
-    """
-    value = header[name]
-    if type(value) is not list or not all(type(index) is int for index in value):
-        raise ProtocolError(f"{name} must be a list of sample indices, got {value!r:.80}")
-    return value

@@ -150,7 +150,7 @@ class ServerConnection(Connection):
         stream = self.streams.get(message.stream)
         if stream is None:
             return None
-        stream.acked = max(stream.acked, message.batch)
+        stream.ack(message.batch)
         stream.grant(1, message.nbytes)
         return Granted(stream)
 
@@ -158,8 +158,10 @@ class ServerConnection(Connection):
         stream = self.streams.get(read_integer(header, "stream", 1))
         if stream is None:
             return None
-        stream.acked = max(stream.acked, read_integer(header, "batch", 0))
-        return self._grant(stream, header) if "credits" in header else None
+        stream.ack(read_integer(header, "batch", 0))
+        if "credits" in header:
+            return self._grant(stream, header)
+        return Granted(stream) if stream.acks else None
 
     def _credit(self, header: dict[str, Any]) -> Event | None:
         # A stream that ended or was cancelled meanwhile has no use for credits.
@@ -173,6 +175,8 @@ class ServerConnection(Connection):
 
     def _cancel(self, header: dict[str, Any]) -> Event | None:
         stream = self.streams.pop(read_integer(header, "stream", 1), None)
+        if stream is not None and header.get("batch") is not None:
+            stream.ack(read_integer(header, "batch", 0))
         return None if stream is None else Cancelled(stream)
 
     def _release(self, header: dict[str, Any]) -> Event:
@@ -301,6 +305,10 @@ class ServerConnection(Connection):
         self.send("ERROR", header)
         stream.charge(0)
         stream.errors += 1
+
+    def revoke(self, stream: ServerStream, batches: Sequence[int]) -> None:
+        """Says that batches of a split epoch, sent before, belong to other streams now."""
+        self.send("REVOKE", {"stream": stream.number, "batches": list(batches)})
 
     def stream_error(self, stream: ServerStream, error: BaseException) -> None:
         """Ends a stream with an error."""

@@ -1,23 +1,23 @@
 //! The memory that batches live in, and the limit it stays under.
 //!
-//! An arena is a list of [segments](crate::segment). Slots are reused, most recently used
-//! first, because a reused slot costs no page faults: that is the difference between 1.5
-//! and 25 GB/s. When no slot fits and the limit allows no new segment, a batch gets memory
-//! of the heap instead: progress never depends on somebody giving a slot back.
+//! An arena is a list of [segments](crate::segment), and of what batches take of the heap.
+//! Both count against one limit: a segment with all its bytes, whether its slots are lent or
+//! free. So a free slot is used before anything is added, most recently used first, because a
+//! reused slot costs no page faults (that is the difference between 1.5 and 25 GB/s); and
+//! where all is mapped in another size, segments of that size are retired to make room.
+//!
+//! Memory is set aside when a batch is claimed, by the size of the largest one so far. Only
+//! what a stream needs next is claimed without it; when no slot is to be had then, it gets
+//! memory of the heap: progress never depends on somebody giving a slot back, and the limit is
+//! passed by one batch for each run at most.
 
-use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::body::Body;
 use crate::error::Error;
+use crate::room::{Room, fits};
 use crate::segment::Segment;
-
-const PAGE: usize = 4096;
-/// Segments aim at this size, between the two numbers of slots below.
-const SEGMENT_BYTES: usize = 64 << 20;
-const SLOTS: std::ops::RangeInclusive<usize> = 4..=256;
 
 /// Which slot, and its how-manieth use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,14 +35,24 @@ pub struct SlotId {
 /// The memory of an arena at one moment, in bytes and slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes that batches occupy: lent slots, and memory of the heap.
+    /// Bytes that count against the limit: `capacity` and `heap`.
     pub used: u64,
-    /// Bytes of all mapped segments.
+    /// The most that `used` has been.
+    pub peak: u64,
+    /// Bytes of all mapped segments, their slots lent or free.
     pub capacity: u64,
+    /// Bytes of the heap that batches occupy.
+    pub heap: u64,
+    /// Bytes of the slots that somebody holds.
+    pub lent: u64,
+    /// Bytes set aside for batches that are being made, besides their slots.
+    pub reserved: u64,
     /// Slots in all segments.
     pub slots_total: u64,
     /// Slots that somebody holds.
     pub slots_lent: u64,
+    /// Segments that are on their way out.
+    pub retired: u64,
 }
 
 /// Somebody to call when memory is given back after a claim was refused for want of it.
@@ -51,21 +61,10 @@ pub trait MemoryListener: Send + Sync {
     fn memory_freed(&self);
 }
 
-#[derive(Default)]
-struct State {
-    segments: BTreeMap<u32, Segment>,
-    next_segment: u32,
-}
-
 /// See the module's text.
 pub struct Arena {
     limit: u64,
-    state: Mutex<State>,
-    lent_bytes: AtomicU64,
-    heap_bytes: AtomicU64,
-    reserved: AtomicU64,
-    /// Whether a claim was refused since memory was last given back.
-    refused: AtomicBool,
+    room: Mutex<Room>,
     listeners: Mutex<Vec<Weak<dyn MemoryListener>>>,
 }
 
@@ -78,16 +77,22 @@ impl std::fmt::Debug for Arena {
     }
 }
 
-/// Bytes set aside for a batch that is being worked on; given back on drop.
+/// Memory set aside for a batch that is being worked on: a slot that is free already, or the
+/// right to so many bytes more. What isn't used is given back on drop.
 #[derive(Debug)]
 pub struct Reservation {
     arena: Arc<Arena>,
+    slot: Option<Body>,
     bytes: u64,
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.arena.reserved.fetch_sub(self.bytes, Ordering::SeqCst);
+        if self.bytes > 0 {
+            let mut room = self.arena.room();
+            room.reserved -= self.bytes;
+            self.arena.freed(room);
+        }
     }
 }
 
@@ -95,19 +100,12 @@ impl Arena {
     /// An empty arena that holds at most `limit` bytes (a batch that a stream needs next
     /// may exceed it, since nothing else would ever make room).
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self {
-            limit,
-            state: Mutex::default(),
-            lent_bytes: AtomicU64::new(0),
-            heap_bytes: AtomicU64::new(0),
-            reserved: AtomicU64::new(0),
-            refused: AtomicBool::new(false),
-            listeners: Mutex::default(),
-        })
+        let room = Room::new(limit);
+        Arc::new(Self { limit, room: Mutex::new(room), listeners: Mutex::default() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn room(&self) -> MutexGuard<'_, Room> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The limit in bytes.
@@ -124,90 +122,118 @@ impl Arena {
         }
     }
 
-    /// Sets `bytes` aside for a batch to come, unless that would pass the limit.
-    /// `needed` batches are never refused.
-    pub fn reserve(self: &Arc<Self>, bytes: u64, needed: bool) -> Option<Reservation> {
-        self.reserved.fetch_add(bytes, Ordering::SeqCst);
-        let reservation = Reservation { arena: Arc::clone(self), bytes };
-        if needed || self.fits() {
-            return Some(reservation);
+    /// Sets memory aside for a batch to come of `bytes`, or of a size that nobody knows,
+    /// unless that would pass the limit. `needed` batches are never refused. Makes no system
+    /// call.
+    pub fn reserve(self: &Arc<Self>, bytes: Option<u64>, needed: bool) -> Option<Reservation> {
+        let mut room = self.room();
+        if let Some(place) = bytes.and_then(|bytes| room.take(bytes)) {
+            drop(room);
+            let slot = Some(Body::of_slot(Arc::clone(self), place));
+            return Some(Reservation { arena: Arc::clone(self), slot, bytes: 0 });
         }
-        // Said before the second look: memory given back after it finds the word.
-        self.refused.store(true, Ordering::SeqCst);
-        self.fits().then_some(reservation)
-    }
-
-    /// Whether all that is lent, on the heap or reserved keeps to the limit.
-    fn fits(&self) -> bool {
-        let parts = [&self.reserved, &self.lent_bytes, &self.heap_bytes];
-        parts.iter().map(|part| part.load(Ordering::SeqCst)).sum::<u64>() <= self.limit
+        let cost = room.cost(bytes);
+        if cost.is_none() && !needed {
+            room.refused = true;
+            return None;
+        }
+        let bytes = cost.unwrap_or(0);
+        room.reserved += bytes;
+        drop(room);
+        Some(Reservation { arena: Arc::clone(self), slot: None, bytes })
     }
 
     /// Memory for a batch of `bytes`: a slot where one is to be had, else the heap.
     ///
     /// # Errors
     /// When the system has no memory left.
-    pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Body, Error> {
-        if let Some(body) = self.allocate_slot(bytes) {
-            return Ok(body);
+    pub fn allocate(self: &Arc<Self>, bytes: usize, reserved: Option<Reservation>) -> Result<Body, Error> {
+        let mut reserved = reserved;
+        let kept = reserved.as_mut().and_then(|reserved| reserved.slot.take());
+        let size = bytes as u64;
+        let body = match kept {
+            Some(slot) if fits(slot.len() as u64, size) => Some(slot),
+            // By far too large is better than none.
+            Some(slot) if slot.len() >= bytes => Some(self.free_slot(size).unwrap_or(slot)),
+            too_small => {
+                drop(too_small);
+                self.free_slot(size).or_else(|| self.new_slot(size, reserved))
+            }
+        };
+        match body {
+            Some(mut body) => {
+                body.fit(bytes);
+                Ok(body)
+            }
+            None => self.heap(bytes),
         }
-        self.heap_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        if let Some(body) = Body::of_heap(Arc::clone(self), bytes) {
-            return Ok(body);
-        }
-        self.heap_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
-        Err(Error::System { what: "no memory for a batch", errno: rustix::io::Errno::NOMEM })
     }
 
-    fn allocate_slot(self: &Arc<Self>, bytes: usize) -> Option<Body> {
-        let mut state = self.state();
-        let segment = state.fitting(bytes).or_else(|| self.grow(&mut state, bytes))?;
-        let place = state.segments.get_mut(&segment)?;
-        let slot_bytes = place.slot_bytes as u64;
-        let (slot, generation, address) = place.take()?;
-        let offset = place.slot_offset(slot) as u64;
-        drop(state);
-        self.lent_bytes.fetch_add(slot_bytes, Ordering::Relaxed);
-        let id = SlotId { segment, slot, generation, offset };
-        Some(Body::of_slot(Arc::clone(self), id, address, bytes))
+    fn free_slot(self: &Arc<Self>, bytes: u64) -> Option<Body> {
+        let place = self.room().take(bytes)?;
+        Some(Body::of_slot(Arc::clone(self), place))
     }
 
-    /// Adds a segment for batches of `bytes`, if the limit and the machine allow it;
-    /// otherwise retires free segments of other sizes, so that there is room later.
-    fn grow(&self, state: &mut State, bytes: usize) -> Option<u32> {
-        let slot_bytes = (bytes + bytes / 4).max(PAGE).next_multiple_of(PAGE);
-        let mapped: usize = state.segments.values().map(Segment::bytes).sum();
-        let room = (self.limit as usize).saturating_sub(mapped).min(memory::available());
-        let slots = (SEGMENT_BYTES / slot_bytes).clamp(*SLOTS.start(), *SLOTS.end()).min(room / slot_bytes);
-        if slots == 0 {
-            state.retire_misfits(bytes);
-            return None;
+    /// A slot of a segment that is added now, if the limit and the machine allow it. The
+    /// reservation's bytes are there for it.
+    fn new_slot(self: &Arc<Self>, bytes: u64, reserved: Option<Reservation>) -> Option<Body> {
+        let mut room = self.room();
+        let mut reserved = reserved;
+        if let Some(reserved) = &mut reserved {
+            room.reserved -= std::mem::take(&mut reserved.bytes);
         }
-        // A refusal here (no file descriptor, say) means the heap, not an error.
-        let segment = Segment::new(slot_bytes, slots).ok()?;
-        let number = state.next_segment;
-        state.next_segment += 1;
-        state.segments.insert(number, segment);
-        Some(number)
+        let place = room.grow(bytes);
+        self.freed(room);
+        Some(Body::of_slot(Arc::clone(self), place?))
     }
 
-    pub(crate) fn give_back(&self, id: SlotId) {
-        let mut state = self.state();
-        if let Some(segment) = state.segments.get_mut(&id.segment) {
-            segment.free.push(id.slot);
-            self.lent_bytes.fetch_sub(segment.slot_bytes as u64, Ordering::SeqCst);
+    fn heap(self: &Arc<Self>, bytes: usize) -> Result<Body, Error> {
+        let mut room = self.room();
+        room.heap += bytes as u64;
+        room.note_peak();
+        drop(room);
+        Body::of_heap(Arc::clone(self), bytes).ok_or_else(|| {
+            self.forget_heap(bytes as u64);
+            Error::System { what: "no memory for a batch", errno: rustix::io::Errno::NOMEM }
+        })
+    }
+
+    /// Counts `bytes` of the heap that belong to a batch besides its body.
+    pub(crate) fn count_heap(&self, bytes: u64) {
+        let mut room = self.room();
+        room.heap += bytes;
+        room.note_peak();
+    }
+
+    /// A slot comes back, of which `touched` bytes have pages; with it goes what was counted
+    /// by [`Arena::count_heap`].
+    pub(crate) fn give_back(&self, id: SlotId, touched: usize, heap: u64) {
+        let mut room = self.room();
+        room.heap -= heap;
+        let Room { segments, lent, .. } = &mut *room;
+        if let Some(segment) = segments.get_mut(&id.segment) {
+            segment.put_back(id.slot, touched);
+            *lent -= segment.slot_bytes as u64;
+            if segment.is_over() {
+                room.sweep();
+            }
         }
-        drop(state);
-        self.freed();
+        self.freed(room);
     }
 
     pub(crate) fn forget_heap(&self, bytes: u64) {
-        self.heap_bytes.fetch_sub(bytes, Ordering::SeqCst);
-        self.freed();
+        let mut room = self.room();
+        room.heap -= bytes;
+        self.freed(room);
     }
 
-    fn freed(&self) {
-        if !self.refused.swap(false, Ordering::SeqCst) {
+    /// Tells those whose claims were refused; takes the lock, so that it is free by then.
+    fn freed(&self, mut room: MutexGuard<'_, Room>) {
+        let refused = std::mem::take(&mut room.refused);
+        let gone = std::mem::take(&mut room.gone);
+        drop(room);
+        drop(gone); // unmapping takes its time
+        if !refused {
             return;
         }
         let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -216,91 +242,69 @@ impl Arena {
         }
     }
 
+    /// Bytes that batches take, those in the making among them; free slots are not.
+    pub fn busy(&self) -> u64 {
+        let room = self.room();
+        room.lent + room.heap + room.reserved
+    }
+
     /// The usage at this moment.
     pub fn usage(&self) -> Usage {
-        let state = self.state();
-        let slots_total: usize = state.segments.values().map(Segment::slots).sum();
-        let slots_free: usize = state.segments.values().map(|segment| segment.free.len()).sum();
-        let capacity: usize = state.segments.values().map(Segment::bytes).sum();
-        drop(state);
+        let room = self.room();
+        let slots_total: usize = room.segments.values().map(Segment::slots).sum();
+        let slots_free: usize = room.segments.values().map(|segment| segment.free.len()).sum();
         Usage {
-            used: self.lent_bytes.load(Ordering::Relaxed) + self.heap_bytes.load(Ordering::Relaxed),
-            capacity: capacity as u64,
+            used: room.mapped + room.heap,
+            peak: room.peak,
+            capacity: room.mapped,
+            heap: room.heap,
+            lent: room.lent,
+            reserved: room.reserved,
             slots_total: slots_total as u64,
             slots_lent: (slots_total - slots_free) as u64,
+            retired: room.segments.values().filter(|segment| segment.is_over()).count() as u64,
         }
     }
 
-    /// A segment's file descriptor (which stays the arena's) and its length in bytes.
+    /// A segment's file descriptor (which stays the arena's) and its length in bytes. From
+    /// now on it goes only by [`Arena::drop_segment`].
     pub fn segment(&self, number: u32) -> Option<(RawFd, u64)> {
-        let state = self.state();
-        state.segments.get(&number).map(|segment| (segment.fd().as_raw_fd(), segment.bytes() as u64))
+        let mut room = self.room();
+        let segment = room.segments.get_mut(&number)?;
+        segment.shown = true;
+        Some((segment.fd().as_raw_fd(), segment.bytes() as u64))
     }
 
     /// Segments that are to go: no slot of theirs is out, and none will be again.
     pub fn retired(&self) -> Vec<u32> {
-        let state = self.state();
-        state.segments.iter().filter(|(_, segment)| segment.retired).map(|(number, _)| *number).collect()
+        let room = self.room();
+        room.segments.iter().filter(|(_, segment)| segment.is_over()).map(|(number, _)| *number).collect()
     }
 
     /// Unmaps a retired segment. To be called when every client has unmapped it: until
     /// then its memory is not free, whatever we do here. Answers whether there was one.
     pub fn drop_segment(&self, number: u32) -> bool {
-        let mut state = self.state();
-        let gone = state.segments.get(&number).is_some_and(|segment| segment.retired && segment.all_free());
-        if gone {
-            state.segments.remove(&number);
+        let mut room = self.room();
+        if !room.segments.get(&number).is_some_and(Segment::is_over) {
+            return false;
         }
-        drop(state);
-        self.freed();
-        gone
-    }
-}
-
-impl State {
-    /// The segment with a free slot that wastes least, and not more than three quarters.
-    fn fitting(&self, bytes: usize) -> Option<u32> {
-        let most = (bytes * 4).max(PAGE);
-        self.segments
-            .iter()
-            .filter(|(_, s)| !s.retired && !s.free.is_empty() && (bytes..=most).contains(&s.slot_bytes))
-            .min_by_key(|(_, segment)| segment.slot_bytes)
-            .map(|(number, _)| *number)
+        room.remove(number);
+        self.freed(room);
+        true
     }
 
-    fn retire_misfits(&mut self, bytes: usize) {
-        let most = (bytes * 4).max(PAGE);
-        for segment in self.segments.values_mut() {
-            if segment.all_free() && !(bytes..=most).contains(&segment.slot_bytes) {
-                segment.retired = true;
-            }
+    /// Retires every segment that nobody uses: for a time when nothing is going on.
+    pub fn trim(&self) {
+        let mut room = self.room();
+        for segment in room.segments.values_mut().filter(|segment| segment.all_free()) {
+            segment.retired = true;
         }
-    }
-}
-
-/// What the machine can still give.
-mod memory {
-    use std::fs::read_to_string;
-
-    /// Bytes that may be mapped before the machine, or our control group, runs short. An
-    /// over-large memfd is not refused by the kernel: it ends in an out-of-memory kill.
-    pub(super) fn available() -> usize {
-        let machine = meminfo().unwrap_or(usize::MAX);
-        machine.min(control_group().unwrap_or(usize::MAX))
+        room.sweep();
+        self.freed(room);
     }
 
-    fn meminfo() -> Option<usize> {
-        let text = read_to_string("/proc/meminfo").ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok().map(|kib| kib << 10)
-    }
-
-    fn control_group() -> Option<usize> {
-        let own = read_to_string("/proc/self/cgroup").ok()?;
-        let path = own.lines().find_map(|line| line.strip_prefix("0::"))?;
-        let folder = format!("/sys/fs/cgroup{path}");
-        let limit: usize = read_to_string(format!("{folder}/memory.max")).ok()?.trim().parse().ok()?;
-        let now: usize = read_to_string(format!("{folder}/memory.current")).ok()?.trim().parse().ok()?;
-        Some(limit.saturating_sub(now))
+    /// Whether there are segments that are to go, or will be when their slots come back.
+    pub fn retiring(&self) -> bool {
+        self.room().segments.values().any(|segment| segment.retired)
     }
 }

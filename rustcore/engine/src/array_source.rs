@@ -185,6 +185,11 @@ impl Source for ArraySource {
         }
         Ok(Loaded::Encoded(self.pack(rows, &offsets)))
     }
+
+    fn size(&self, samples: u64) -> Option<u64> {
+        let rows = samples.min(self.samples()) as usize;
+        Some(Task::size(self.layout(rows).1, rows) as u64)
+    }
 }
 
 /// Copies one row: `run` bytes at a time where they lie together, axis by axis elsewhere.

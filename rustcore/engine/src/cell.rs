@@ -1,6 +1,7 @@
 //! What a run is made of, and what comes out of it.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use crate::arena::Arena;
@@ -82,6 +83,8 @@ pub struct Options {
     pub encode: bool,
     /// Where the memory comes from.
     pub arena: Arc<Arena>,
+    /// Bytes of the largest batch so far, 0 while nobody knows; for runs with batches alike.
+    pub largest: Arc<AtomicU64>,
     /// Whom to wake, and with which token.
     pub waker: Option<(Arc<Waker>, u64)>,
     /// How long a batch may take, on a pool; `None` for as long as it likes.
@@ -89,4 +92,6 @@ pub struct Options {
     /// How many samples there are; a batch with an index beyond them fails. `None` where
     /// that can't be, or whoever reads the samples looks.
     pub samples: Option<u64>,
+    /// Whether the run is for capacity that other runs of the pool leave idle.
+    pub background: bool,
 }

@@ -23,7 +23,7 @@
 //! let plan = Arc::new(Plan::new(spec).unwrap());
 //! let options = RunOptions {
 //!     start: 0, window: 3, in_order: true, encode: false, arena: Arena::new(1 << 20), waker: None,
-//!     timeout: None, samples: None,
+//!     timeout: None, samples: None, background: false, largest: Arc::default(),
 //! };
 //! let run = Run::new(plan, Arc::new(Squares), options);
 //! let pool = Pool::new(2, "worker", &(Arc::new(|work: &mut dyn FnMut()| work()) as _)).unwrap();
@@ -49,10 +49,12 @@ mod deadlines;
 mod encode;
 mod error;
 mod fan;
+mod memory;
 mod order;
 mod plan;
 mod pool;
 mod reader;
+mod room;
 mod run;
 mod segment;
 mod source;

@@ -15,6 +15,10 @@ pub trait Job: Send + Sync {
     fn claim(self: Arc<Self>) -> Option<Work>;
     /// Whether [`Job::claim`] will never again give work.
     fn exhausted(&self) -> bool;
+    /// Whether this job is for capacity that others leave idle.
+    fn in_background(&self) -> bool {
+        false
+    }
     /// The pool closes: no work will be asked for again, and whoever waits must be told.
     fn abandon(&self);
     /// Gives up what takes too long; asked of jobs that were given to [`Pool::watch`].
@@ -27,6 +31,9 @@ pub type Work = Box<dyn FnOnce(&Arc<Worker>) + Send>;
 /// How many threads of a pool may be stuck in work that was given up. With more of them it
 /// gets no further replacements until some come back.
 pub const MOST_LOST: usize = 64;
+
+/// Of so many pieces of work one is of a job in the background, if there is any.
+const BACKGROUND_EVERY: u32 = 7;
 
 /// How often watched jobs are looked at.
 const TICK: Duration = Duration::from_millis(20);
@@ -49,6 +56,8 @@ struct Queue {
     jobs: Vec<Arc<dyn Job>>,
     /// Where the next look begins, so that every job gets its turn.
     turn: usize,
+    /// Pieces of work since one in the background came first.
+    since_background: u32,
     closed: bool,
     threads: usize,
     /// Threads whose place somebody else has taken.
@@ -198,13 +207,24 @@ impl Queue {
         self.jobs.extract_if(.., |job| job.exhausted()).collect()
     }
 
-    /// Asks the jobs for work, beginning behind the one that was served last.
+    /// Asks the jobs for work, beginning behind the one that was served last. Those in the
+    /// background come last, but first every so often: they may be slow, never stuck.
     fn pick(&mut self) -> Option<Work> {
+        let first = self.since_background >= BACKGROUND_EVERY;
+        self.pick_from(first).or_else(|| self.pick_from(!first))
+    }
+
+    fn pick_from(&mut self, background: bool) -> Option<Work> {
         let n = self.jobs.len();
         for step in 0..n {
             let place = (self.turn + step) % n;
-            if let Some(work) = Arc::clone(&self.jobs[place]).claim() {
+            let job = &self.jobs[place];
+            if job.in_background() != background {
+                continue;
+            }
+            if let Some(work) = Arc::clone(job).claim() {
                 self.turn = place + 1;
+                self.since_background = if background { 0 } else { self.since_background + 1 };
                 return Some(work);
             }
         }

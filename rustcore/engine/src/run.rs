@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::arena::Reservation;
@@ -15,6 +15,7 @@ use crate::plan::Plan;
 use crate::pool::{Bell, Job, Pool, Work, Worker};
 use crate::reader::Portion;
 use crate::source::{Loaded, Source, Task};
+use crate::sync::lock;
 use crate::window::{Counts, Take, UNKNOWN, Window};
 
 /// What a run has handed out so far.
@@ -36,8 +37,6 @@ pub struct Run {
     deadlines: Option<Deadlines>,
     /// Whether somebody is finding out what the next batch consists of.
     reading: AtomicBool,
-    /// Bytes of the largest batch so far: the estimate for those to come.
-    largest: AtomicU64,
     totals: Totals,
 }
 
@@ -59,7 +58,11 @@ impl Run {
     pub fn new(supply: impl Into<Supply>, source: Arc<dyn Source>, options: Options) -> Arc<Self> {
         let supply = supply.into();
         let end = match &supply {
-            Supply::Plan(plan) => plan.batches(),
+            Supply::Plan(plan) => {
+                let size = source.size(plan.spec().batch_size).unwrap_or(0);
+                options.largest.fetch_max(size, Ordering::Relaxed);
+                plan.batches()
+            }
             Supply::Reader(..) => UNKNOWN,
         };
         let window = Window::new(options.start, end, options.window, options.in_order);
@@ -71,7 +74,6 @@ impl Run {
             bell: OnceLock::new(),
             deadlines: options.timeout.map(Deadlines::new),
             reading: AtomicBool::new(false),
-            largest: AtomicU64::new(0),
             totals: Totals::default(),
             options,
         })
@@ -115,14 +117,14 @@ impl Run {
     /// # Errors
     /// The failure that `abandon` recognised.
     pub fn produce_here(&self, abandon: impl Fn(&Error) -> bool) -> Result<(), Box<Failure>> {
-        let Some((batch, reservation)) = self.claim_batch() else { return Ok(()) };
-        match self.produce(batch, &self.cancel, None) {
+        let Some(claim) = self.claim_batch() else { return Ok(()) };
+        let batch = claim.0;
+        match self.produce(claim, &self.cancel, None) {
             Some(Err(failure)) if abandon(&failure.error) => {
                 self.window.unclaim(batch);
                 Err(failure)
             }
             cell => {
-                drop(reservation);
                 let _ = cell.and_then(|cell| self.put(batch, cell));
                 Ok(())
             }
@@ -190,7 +192,8 @@ impl Run {
             if !self.options.encode {
                 return Some(None);
             }
-            self.options.arena.reserve(self.largest.load(Ordering::Relaxed), needed).map(Some)
+            let largest = self.options.largest.load(Ordering::Relaxed);
+            self.options.arena.reserve((largest > 0).then_some(largest), needed).map(Some)
         });
         if reads && claim.is_none() {
             self.reading.store(false, Ordering::Release);
@@ -214,7 +217,8 @@ impl Run {
     }
 
     /// A worker's whole work on a batch.
-    fn work_on(&self, (batch, reservation): Claim, worker: Option<Arc<Worker>>) {
+    fn work_on(&self, claim: Claim, worker: Option<Arc<Worker>>) {
+        let batch = claim.0;
         let cancel = match &self.deadlines {
             Some(_) => self.cancel.child(),
             None => self.cancel.clone(),
@@ -223,8 +227,7 @@ impl Run {
         if let Some(deadlines) = &self.deadlines {
             deadlines.open(batch, &cancel, worker);
         }
-        let cell = self.produce(batch, &cancel, number);
-        drop(reservation);
+        let cell = self.produce(claim, &cancel, number);
         if let Some(cell) = cell
             && self.settle(batch)
         {
@@ -238,7 +241,8 @@ impl Run {
     }
 
     /// Makes the cell of a batch; `None` if it turns out that the epoch ends before it.
-    fn produce(&self, batch: u64, cancel: &Cancel, worker: Option<usize>) -> Option<Cell> {
+    fn produce(&self, claim: Claim, cancel: &Cancel, worker: Option<usize>) -> Option<Cell> {
+        let (batch, reserved) = claim;
         let claimed = now();
         let portion = match self.portion(batch, cancel).transpose()? {
             Ok(portion) => portion,
@@ -254,11 +258,14 @@ impl Run {
         let mut task = Task::new((epoch, batch), portion, self.options.encode, &self.options.arena);
         task.cancel = cancel.clone();
         task.worker = worker;
+        task.reserved = Mutex::new(reserved);
         let task = Arc::new(task);
         if let Some(deadlines) = &self.deadlines {
             deadlines.loading(batch, &task);
         }
-        Some(match self.load(&task) {
+        let loaded = self.load(&task);
+        drop(lock(&task.reserved).take()); // of a batch that failed
+        Some(match loaded {
             Ok(loaded) => Ok(Box::new(self.finish(&task, loaded, claimed))),
             Err(error) => Err(Box::new(Failure { batch, samples: task.indices.clone(), error })),
         })
@@ -305,8 +312,13 @@ impl Run {
     fn finish(&self, task: &Task, loaded: Loaded, claimed: u64) -> Batch {
         let body = task.body().cloned();
         let bytes = body.as_ref().map_or(0, |body| body.len());
-        self.largest.fetch_max(bytes as u64, Ordering::Relaxed);
         let samples = task.samples().to_vec();
+        if let (Some(body), Loaded::Encoded(packed)) = (&body, &loaded) {
+            body.count_besides((packed.len() + samples.len() * size_of::<u64>()) as u64);
+            if self.options.largest.fetch_max(bytes as u64, Ordering::Relaxed) == 0 {
+                self.ring(); // now others know what they need
+            }
+        }
         Batch {
             batch: task.batch,
             samples_offset: bytes.saturating_sub(samples.len() * 8) as u64,
@@ -344,6 +356,10 @@ impl Job for Run {
 
     fn exhausted(&self) -> bool {
         self.window.exhausted()
+    }
+
+    fn in_background(&self) -> bool {
+        self.options.background
     }
 
     fn abandon(&self) {

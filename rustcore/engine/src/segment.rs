@@ -4,9 +4,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::arena::SlotId;
 use crate::error::Error;
+
+/// A slot that was taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    pub(crate) id: SlotId,
+    pub(crate) address: NonNull<u8>,
+    pub(crate) bytes: usize,
+    /// How many of its bytes have pages.
+    pub(crate) touched: usize,
+}
 
 /// Memory that other processes can map and only this one can change.
 ///
@@ -20,9 +31,11 @@ pub(crate) struct Segment {
     pub(crate) slot_bytes: usize,
     /// Free slots, the most recently used one last: its pages are the warmest.
     pub(crate) free: Vec<u32>,
-    pub(crate) generations: Vec<u32>,
-    /// Whether the slot's pages were asked for already.
-    faulted: Vec<bool>,
+    generations: Vec<u32>,
+    /// How many bytes of each slot have pages already.
+    touched: Vec<usize>,
+    /// Whether somebody else may have mapped it.
+    pub(crate) shown: bool,
     /// No slot of a retired segment is handed out any more.
     pub(crate) retired: bool,
 }
@@ -49,7 +62,8 @@ impl Segment {
             slot_bytes,
             free: (0..slots as u32).rev().collect(),
             generations: vec![0; slots],
-            faulted: vec![false; slots],
+            touched: vec![0; slots],
+            shown: false,
             retired: false,
         };
         fcntl_add_seals(&segment.fd, seals).map_err(Error::system("cannot seal a memfd"))?;
@@ -72,24 +86,32 @@ impl Segment {
         self.free.len() == self.generations.len()
     }
 
-    pub(crate) fn slot_offset(&self, slot: u32) -> usize {
+    fn slot_offset(&self, slot: u32) -> usize {
         slot as usize * self.slot_bytes
     }
 
-    /// Takes a free slot: its number, generation and address.
-    pub(crate) fn take(&mut self) -> Option<(u32, u32, NonNull<u8>)> {
+    /// Whether it can go: no slot is out, and none will be.
+    pub(crate) fn is_over(&self) -> bool {
+        self.retired && self.all_free()
+    }
+
+    /// Takes a free slot of this segment, whose number is `segment`.
+    pub(crate) fn take(&mut self, segment: u32) -> Option<Slot> {
         let slot = self.free.pop()?;
         let index = slot as usize;
         self.generations[index] = self.generations[index].wrapping_add(1);
+        let offset = self.slot_offset(slot);
+        let generation = self.generations[index];
+        let id = SlotId { segment, slot, generation, offset: offset as u64 };
         // SAFETY: the slot lies inside our mapping.
-        let address = unsafe { self.address.add(self.slot_offset(slot)) };
-        if !std::mem::replace(&mut self.faulted[index], true) {
-            // One call asks for all pages of the slot; writing into it would fault for
-            // each of them. A kernel that doesn't know the advice leaves that to the write.
-            // SAFETY: the range is ours and page-aligned.
-            let _ = unsafe { madvise(address.as_ptr().cast(), self.slot_bytes, Advice::LinuxPopulateWrite) };
-        }
-        Some((slot, self.generations[index], address))
+        let address = unsafe { self.address.add(offset) };
+        Some(Slot { id, address, bytes: self.slot_bytes, touched: self.touched[index] })
+    }
+
+    /// Takes back a slot, of which `touched` bytes have pages.
+    pub(crate) fn put_back(&mut self, slot: u32, touched: usize) {
+        self.touched[slot as usize] = touched;
+        self.free.push(slot);
     }
 }
 

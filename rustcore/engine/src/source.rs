@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Reservation};
 use crate::body::{ALIGNMENT, Body};
 use crate::cancel::Cancel;
 use crate::error::{Error, Foreign};
@@ -20,6 +20,11 @@ pub trait Source: Send + Sync {
     /// # Errors
     /// Any error of its own. It becomes the error of this batch alone.
     fn load(&self, task: &Arc<Task>) -> Result<Loaded, Foreign>;
+
+    /// How many bytes a batch of so many samples takes; `None` if only making one can tell.
+    fn size(&self, _samples: u64) -> Option<u64> {
+        None
+    }
 }
 
 /// What a source made of a task.
@@ -61,6 +66,8 @@ pub struct Task {
     at: AtomicU64,
     kept: OnceLock<Vec<u64>>,
     arena: Arc<Arena>,
+    /// The memory that was set aside for it.
+    pub(crate) reserved: Mutex<Option<Reservation>>,
     body: OnceLock<Arc<Body>>,
 }
 
@@ -88,6 +95,7 @@ impl Task {
             at: AtomicU64::new(NOWHERE),
             kept: OnceLock::new(),
             arena: Arc::clone(arena),
+            reserved: Mutex::new(None),
             body: OnceLock::new(),
         }
     }
@@ -144,6 +152,11 @@ impl Task {
         bytes.next_multiple_of(ALIGNMENT)
     }
 
+    /// The bytes of a batch's memory, with `bytes` of arrays and so many samples.
+    pub(crate) fn size(bytes: usize, samples: usize) -> usize {
+        Self::samples_offset(bytes) + samples * 8
+    }
+
     /// The memory, once it was asked for.
     pub(crate) fn body(&self) -> Option<&Arc<Body>> {
         self.body.get()
@@ -157,7 +170,8 @@ impl Task {
     pub fn allocate(&self, bytes: usize) -> Result<Arc<Body>, Error> {
         let offset = Self::samples_offset(bytes);
         let samples = self.samples();
-        let body = Arc::new(self.arena.allocate(offset + samples.len() * 8)?);
+        let reserved = lock(&self.reserved).take();
+        let body = Arc::new(self.arena.allocate(Self::size(bytes, samples.len()), reserved)?);
         // SAFETY: nobody else has this memory yet.
         let target = unsafe { &mut body.bytes_mut()[offset..] };
         for (place, index) in target.chunks_exact_mut(8).zip(samples) {

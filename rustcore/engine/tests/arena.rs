@@ -3,16 +3,17 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tundish_engine::{ALIGNMENT, Arena};
+use tundish_engine::{ALIGNMENT, Arena, MemoryListener};
 
 #[test]
 fn a_slot_that_comes_back_is_the_next_to_go_out() {
     let arena = Arena::new(1 << 20);
-    let first = arena.allocate(5000).unwrap();
+    let first = arena.allocate(5000, None).unwrap();
     let id = first.slot().unwrap();
     drop(first);
-    let again = arena.allocate(5000).unwrap().slot().unwrap();
+    let again = arena.allocate(5000, None).unwrap().slot().unwrap();
     assert_eq!((again.segment, again.slot), (id.segment, id.slot));
     assert_eq!(again.generation, id.generation + 1);
 }
@@ -20,7 +21,7 @@ fn a_slot_that_comes_back_is_the_next_to_go_out() {
 #[test]
 fn memory_is_aligned_distinct_and_ours() {
     let arena = Arena::new(1 << 22);
-    let bodies: Vec<_> = (0..40).map(|_| arena.allocate(10_000).unwrap()).collect();
+    let bodies: Vec<_> = (0..40).map(|_| arena.allocate(10_000, None).unwrap()).collect();
     for (number, body) in bodies.iter().enumerate() {
         assert_eq!(body.address().as_ptr() as usize % ALIGNMENT, 0);
         // SAFETY: nobody else has the memory.
@@ -33,39 +34,223 @@ fn memory_is_aligned_distinct_and_ours() {
 }
 
 #[test]
-fn beyond_the_limit_batches_get_memory_of_the_heap() {
+fn what_is_mapped_and_what_is_of_the_heap_counts_against_one_limit() {
     let arena = Arena::new(100_000);
-    let bodies: Vec<_> = (0..5).map(|_| arena.allocate(30_000).unwrap()).collect();
-    assert!(arena.usage().capacity <= 100_000);
-    assert!(bodies[0].slot().is_some());
-    assert!(bodies[4].slot().is_none());
-    assert_eq!(arena.usage().slots_lent, bodies.iter().filter(|body| body.slot().is_some()).count() as u64);
+    let bodies: Vec<_> = (0..5).map(|_| arena.allocate(30_000, None).unwrap()).collect();
+    // Slots of 40,960 bytes, then one of 32,768; the others are beyond the limit.
+    let slots: Vec<_> = bodies.iter().map(|body| body.slot().is_some()).collect();
+    assert_eq!(slots, [true, true, false, false, false]);
+    let usage = arena.usage();
+    assert_eq!((usage.capacity, usage.lent, usage.heap), (81_920, 81_920, 90_000));
+    assert_eq!((usage.used, usage.peak), (171_920, 171_920));
+    assert_eq!((usage.slots_total, usage.slots_lent), (2, 2));
     drop(bodies);
     let usage = arena.usage();
-    assert_eq!((usage.used, usage.slots_lent), (0, 0));
+    assert_eq!((usage.used, usage.lent, usage.heap, usage.slots_lent), (81_920, 0, 0, 0));
+    assert_eq!(usage.peak, 171_920);
 }
 
 #[test]
-fn a_free_segment_of_the_wrong_size_makes_room() {
+fn slots_lose_their_slack_before_there_are_none() {
     let arena = Arena::new(100_000);
-    drop(arena.allocate(4000).unwrap());
-    let large = arena.allocate(60_000).unwrap();
-    assert!(large.slot().is_none(), "the small segment still has the room");
-    let retired = arena.retired();
-    assert_eq!(retired.len(), 1);
-    assert!(arena.drop_segment(retired[0]));
-    assert!(!arena.drop_segment(retired[0]));
-    assert!(arena.allocate(60_000).unwrap().slot().is_some());
+    let sizes: Vec<_> = [40_000, 40_000, 40_000]
+        .map(|bytes| arena.allocate(bytes, None).unwrap())
+        .iter()
+        .map(|body| body.slot().map(|slot| arena.segment(slot.segment).unwrap().1))
+        .collect();
+    assert_eq!(sizes, [Some(53_248), Some(40_960), None]);
 }
 
 #[test]
-fn a_reservation_counts_until_it_is_dropped() {
-    let arena = Arena::new(100);
-    let held = arena.reserve(60, false).unwrap();
-    assert!(arena.reserve(60, false).is_none());
-    assert!(arena.reserve(60, true).is_some(), "a needed batch is never refused");
+fn segments_are_an_eighth_of_the_limit_or_one_slot() {
+    let arena = Arena::new(80 << 20);
+    let small = arena.allocate(800_000, None).unwrap();
+    assert_eq!(arena.usage().slots_total, 10);
+    let large = arena.allocate(16 << 20, None).unwrap();
+    assert_eq!(arena.usage().slots_total, 11);
+    drop((small, large));
+}
+
+#[test]
+fn free_memory_is_used_before_any_is_added() {
+    let arena = Arena::new(1 << 20);
+    for _ in 0..100 {
+        let two = (arena.allocate(30_000, None).unwrap(), arena.allocate(30_000, None).unwrap());
+        assert!(two.0.slot().is_some() && two.1.slot().is_some());
+    }
+    let usage = arena.usage();
+    assert_eq!((usage.used, usage.peak), (usage.capacity, usage.capacity));
+    assert!(usage.capacity <= 3 * 40_960, "{usage:?}");
+}
+
+#[test]
+fn a_free_segment_of_the_wrong_size_goes_at_once_if_nobody_has_it() {
+    let arena = Arena::new(92_000);
+    drop(arena.allocate(90_000, None).unwrap());
+    assert_eq!(arena.usage().capacity, 90_112);
+    assert!(arena.allocate(4000, None).unwrap().slot().is_some());
+    assert!(arena.usage().capacity < 20_000);
+    assert!(arena.reserve(Some(90_000), false).is_some(), "and the small one as well");
+}
+
+#[test]
+fn a_segment_that_others_have_goes_when_they_have_unmapped_it() {
+    let arena = Arena::new(92_000);
+    let large = arena.allocate(90_000, None).unwrap();
+    let segment = large.slot().unwrap().segment;
+    assert!(arena.segment(segment).is_some());
+    drop(large);
+    assert!(arena.allocate(4000, None).unwrap().slot().is_none());
+    assert!(arena.allocate(4000, None).unwrap().slot().is_none());
+    assert!(arena.retiring());
+    assert_eq!(arena.retired(), [segment]);
+    assert_eq!(arena.usage().capacity, 90_112);
+    assert!(arena.drop_segment(segment));
+    assert!(!arena.drop_segment(segment));
+    assert!(!arena.retiring());
+    assert_eq!(arena.usage().capacity, 0);
+    assert!(arena.allocate(4000, None).unwrap().slot().is_some());
+}
+
+#[test]
+fn no_more_segments_go_than_are_in_the_way() {
+    let arena = Arena::new(410_000);
+    drop((0..4).map(|_| arena.allocate(80_000, None).unwrap()).collect::<Vec<_>>());
+    assert_eq!(arena.usage().capacity, 4 * 102_400);
+    drop(arena.allocate(4000, None).unwrap());
+    let usage = arena.usage();
+    assert_eq!(usage.capacity, 3 * 102_400 + (usage.slots_total - 3) * 8192);
+}
+
+#[test]
+fn a_size_that_has_all_the_memory_yields_some_to_another() {
+    let arena = Arena::new(1_000_000);
+    let mut held: Vec<_> = (0..8).map(|_| arena.allocate(100_000, None).unwrap()).collect();
+    let filled = arena.usage().capacity;
+    assert!(filled > 900_000, "{filled}");
+    // Nothing is free, and what comes back is taken again at once, but for one slot.
+    assert!(arena.allocate(20_000, None).unwrap().slot().is_none());
+    for _ in 0..8 {
+        drop(held.remove(0));
+        held.push(arena.allocate(100_000, None).unwrap());
+    }
+    assert!(arena.allocate(20_000, None).unwrap().slot().is_some());
+    assert!(arena.usage().used <= 1_000_000);
+}
+
+#[test]
+fn the_heap_that_a_batch_takes_besides_counts_as_long_as_the_batch() {
+    let arena = Arena::new(1 << 20);
+    let heap = arena.allocate(2 << 20, None).unwrap();
+    assert_eq!(arena.usage().heap, 2 << 20);
+    drop(heap);
+    assert_eq!(arena.usage().used, 0);
+}
+
+#[test]
+fn a_free_slot_is_set_aside_and_comes_back() {
+    let arena = Arena::new(100_000);
+    drop(arena.allocate(80_000, None).unwrap());
+    let held = arena.reserve(Some(80_000), false).unwrap();
+    assert_eq!(arena.usage().slots_lent, 1);
+    assert!(arena.reserve(Some(80_000), false).is_none());
     drop(held);
-    assert!(arena.reserve(60, false).is_some());
+    let held = arena.reserve(Some(80_000), false).unwrap();
+    let body = arena.allocate(70_000, Some(held)).unwrap();
+    assert_eq!((body.len(), body.slot().is_some()), (70_000, true));
+    assert_eq!(arena.usage().used, arena.usage().capacity);
+}
+
+#[test]
+fn bytes_are_set_aside_until_they_are_mapped() {
+    let arena = Arena::new(100_000);
+    let held = arena.reserve(Some(40_000), false).unwrap();
+    assert_eq!((arena.usage().reserved, arena.usage().used), (53_248, 0));
+    let other = arena.reserve(Some(40_000), false).unwrap();
+    assert!(arena.reserve(Some(40_000), false).is_none());
+    let body = arena.allocate(40_000, Some(held)).unwrap();
+    assert!(body.slot().is_some());
+    assert_eq!((arena.usage().reserved, arena.usage().used), (40_960, 53_248));
+    assert!(arena.allocate(40_000, Some(other)).unwrap().slot().is_some());
+    assert_eq!((arena.usage().reserved, arena.usage().used), (0, 94_208));
+}
+
+#[test]
+fn what_is_needed_next_is_never_refused() {
+    let arena = Arena::new(100_000);
+    let first = arena.allocate(90_000, None).unwrap();
+    let needed = arena.reserve(Some(90_000), true).unwrap();
+    let second = arena.allocate(90_000, Some(needed)).unwrap();
+    assert!(second.slot().is_none());
+    assert!(arena.reserve(Some(1000), false).is_none(), "the limit is passed");
+    drop(second);
+    assert!(arena.reserve(Some(1000), false).is_some());
+    drop(first);
+}
+
+#[test]
+fn batches_of_unknown_size_have_half_of_the_limit() {
+    let arena = Arena::new(1 << 20);
+    let held: Vec<_> = std::iter::from_fn(|| arena.reserve(None, false)).collect();
+    assert_eq!(held.len(), 8);
+    assert!(arena.reserve(None, true).is_some());
+    let bodies: Vec<_> = held.into_iter().map(|held| arena.allocate(100_000, Some(held)).unwrap()).collect();
+    assert!(bodies.iter().all(|body| body.slot().is_some()));
+    assert!(arena.usage().used <= 1 << 20);
+}
+
+#[test]
+fn a_batch_larger_than_what_was_set_aside_is_made_all_the_same() {
+    let arena = Arena::new(1 << 20);
+    drop(arena.allocate(10_000, None).unwrap());
+    let held = arena.reserve(Some(10_000), false).unwrap();
+    let body = arena.allocate(500_000, Some(held)).unwrap();
+    assert_eq!(body.len(), 500_000);
+    assert_eq!(arena.usage().lent, 626_688);
+    // And one that is far smaller does not keep a slot that large, if there are others.
+    drop((body, arena.allocate(1000, None).unwrap()));
+    let held = arena.reserve(Some(500_000), false).unwrap();
+    let body = arena.allocate(1000, Some(held)).unwrap();
+    assert!(arena.usage().lent < 100_000, "{:?}", arena.usage());
+    drop(body);
+}
+
+#[test]
+fn whoever_was_refused_is_told_when_memory_comes_back() {
+    #[derive(Default)]
+    struct Told(AtomicUsize);
+    impl MemoryListener for Told {
+        fn memory_freed(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let told = Arc::new(Told::default());
+    let arena = Arena::new(100_000);
+    let listener: Arc<dyn MemoryListener> = Arc::clone(&told) as _;
+    arena.listen(Arc::downgrade(&listener));
+    let body = arena.allocate(90_000, None).unwrap();
+    drop(arena.allocate(90_000, None).unwrap());
+    assert_eq!(told.0.load(Ordering::Relaxed), 0, "nobody was refused");
+    assert!(arena.reserve(Some(90_000), false).is_none());
+    drop(body);
+    assert_eq!(told.0.load(Ordering::Relaxed), 1);
+    let held = arena.reserve(Some(90_000), false).unwrap();
+    assert!(arena.reserve(Some(90_000), false).is_none());
+    drop(held);
+    assert_eq!(told.0.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn a_trimmed_arena_holds_nothing_that_nobody_uses() {
+    let arena = Arena::new(1 << 20);
+    let body = arena.allocate(10_000, None).unwrap();
+    drop(arena.allocate(100_000, None).unwrap());
+    arena.trim();
+    assert_eq!(arena.usage().capacity, arena.usage().slots_total * arena.usage().lent);
+    drop(body);
+    arena.trim();
+    assert_eq!(arena.usage().used, 0);
+    assert!(arena.allocate(10_000, None).unwrap().slot().is_some());
 }
 
 #[test]
@@ -75,7 +260,7 @@ fn another_process_cannot_write_resize_or_unseal_a_segment() {
     use std::os::fd::BorrowedFd;
 
     let arena = Arena::new(1 << 20);
-    let body = arena.allocate(100).unwrap();
+    let body = arena.allocate(100, None).unwrap();
     let (fd, bytes) = arena.segment(body.slot().unwrap().segment).unwrap();
     // SAFETY: the arena keeps the descriptor open for this whole test.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -85,5 +270,5 @@ fn another_process_cannot_write_resize_or_unseal_a_segment() {
     assert_eq!(fcntl_add_seals(fd, SealFlags::WRITE), Err(Errno::PERM));
     let again = Arc::clone(&arena);
     drop(body);
-    assert_eq!(again.usage().used, 0);
+    assert_eq!(again.usage().lent, 0);
 }

@@ -64,6 +64,8 @@ fn options(window: u64) -> RunOptions {
         waker: None,
         timeout: None,
         samples: None,
+        background: false,
+        largest: Arc::default(),
     }
 }
 

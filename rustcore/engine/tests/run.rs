@@ -57,6 +57,8 @@ fn options(window: u64) -> RunOptions {
         waker: None,
         timeout: None,
         samples: None,
+        background: false,
+        largest: Arc::default(),
     }
 }
 
@@ -228,26 +230,65 @@ fn encoded_batches_keep_to_the_memory_limit_and_the_next_one_always_fits() {
         task.allocate(BATCH)?;
         Ok(Loaded::Encoded(vec![0xc0]))
     };
-    for (limit, most) in [(BATCH as u64 * 3, 3), (1000, 1)] {
+    // A batch has its sample's index too, and on the heap that and its packed value: 9 bytes.
+    let whole = BATCH as u64 + 32 + 8 + 9;
+    for (limit, claimed, most) in [(4 * whole, 3, 4 * whole), (1000, 1, 3 * whole)] {
         let arena = Arena::new(limit);
         let options = RunOptions { encode: true, arena: Arc::clone(&arena), ..options(8) };
         let run = Run::new(plan(20, 1), source(encode), options);
-        // The first batch teaches the size of the others.
-        run.produce_here(|_| false).unwrap();
         let pool = pool(2);
         run.start_on(&pool);
         let mut held = Vec::new();
         for number in 0..20 {
             let batch = next(&run).unwrap().unwrap();
             assert_eq!(batch.batch, number);
-            assert!(run.counts().claimed - number <= most + 1, "{:?}", run.counts());
+            if number > 0 {
+                assert!(run.counts().claimed - number <= claimed + 1, "{:?}", run.counts());
+            }
             held.push(batch);
             held.drain(..held.len() - 1);
         }
-        drop(held);
         assert!(next(&run).is_none());
-        assert_eq!(arena.usage().used, 0);
+        let usage = arena.usage();
+        assert!(usage.peak <= most, "{usage:?}");
+        assert_eq!(usage.heap, if limit == 1000 { whole } else { 9 });
+        drop(held);
+        assert_eq!((arena.usage().lent, arena.usage().heap, arena.usage().reserved), (0, 0, 0));
     }
+}
+
+#[test]
+fn the_size_of_batches_is_known_from_runs_before_and_from_the_source() {
+    struct Sized;
+    impl Source for Sized {
+        fn load(&self, task: &Arc<Task>) -> Result<Loaded, Foreign> {
+            task.allocate(300_000)?;
+            Ok(Loaded::Encoded(vec![0xc0]))
+        }
+        fn size(&self, samples: u64) -> Option<u64> {
+            Some(samples * 100_000)
+        }
+    }
+    let options = RunOptions { encode: true, ..options(8) };
+    let largest = Arc::clone(&options.largest);
+    let run = Run::new(plan(9, 3), Arc::new(Sized), options);
+    assert_eq!(largest.load(Ordering::Relaxed), 300_000);
+    run.produce_here(|_| false).unwrap();
+    assert_eq!(largest.load(Ordering::Relaxed), 300_000 + 32 + 24);
+}
+
+#[test]
+fn a_batch_that_fails_gives_back_what_was_set_aside_for_it() {
+    let arena = Arena::new(1 << 20);
+    let options = RunOptions { encode: true, arena: Arc::clone(&arena), ..options(4) };
+    options.largest.store(100_000, Ordering::Relaxed);
+    let run = Run::new(plan(3, 1), source(|_| Err("no".into())), options);
+    for _ in 0..3 {
+        run.produce_here(|_| false).unwrap();
+        assert_eq!(arena.usage().reserved, 0);
+        assert!(next(&run).unwrap().is_err());
+    }
+    assert_eq!(arena.usage().used, 0);
 }
 
 #[test]
@@ -278,4 +319,27 @@ fn an_index_beyond_the_samples_fails_its_batch_and_no_other() {
     let failure = next(&run).unwrap().unwrap_err();
     assert_eq!(failure.error.to_string(), "index 3 is out of range for a dataset of 3 samples");
     assert_eq!((failure.batch, failure.samples), (1, vec![2, 3]));
+}
+
+#[test]
+fn a_run_in_the_background_gets_what_is_left_and_a_little_in_any_case() {
+    let (busy, behind) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let counting = |count: &Arc<AtomicU64>| {
+        let count = Arc::clone(count);
+        source(move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+            Ok(Loaded::Object(Box::new(())))
+        })
+    };
+    let front = Run::new(plan(400, 1), counting(&busy), options(400));
+    let back = Run::new(plan(400, 1), counting(&behind), RunOptions { background: true, ..options(400) });
+    let pool = pool(1);
+    back.start_on(&pool);
+    front.start_on(&pool);
+    while next(&front).is_some() {}
+    let meanwhile = behind.load(Ordering::SeqCst);
+    assert!((40..80).contains(&meanwhile), "{meanwhile} beside 400");
+    while next(&back).is_some() {}
+    assert_eq!(behind.load(Ordering::SeqCst), 400);
 }

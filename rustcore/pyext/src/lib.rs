@@ -24,7 +24,7 @@ mod _core {
     #[pymodule_export]
     use crate::lanes::PyLanes;
     #[pymodule_export]
-    use crate::memory::{PyArena, PyWaker};
+    use crate::memory::{PyArena, PySizes, PyWaker};
     #[pymodule_export]
     use crate::plan::{PyPlan, PySampling};
     #[pymodule_export]

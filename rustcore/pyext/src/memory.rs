@@ -1,12 +1,15 @@
 //! The arena, its slots as Python buffers, and the waker.
 
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyBufferError, PyKeyError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use tundish_engine::{Arena, Body, Waker};
 
 use crate::errors::to_py;
@@ -38,6 +41,16 @@ impl PyArena {
     }
 
     #[getter]
+    fn busy(&self) -> u64 {
+        self.0.busy()
+    }
+
+    #[getter]
+    fn lent(&self) -> u64 {
+        self.0.usage().lent
+    }
+
+    #[getter]
     fn slots_total(&self) -> u64 {
         self.0.usage().slots_total
     }
@@ -45,6 +58,33 @@ impl PyArena {
     #[getter]
     fn slots_lent(&self) -> u64 {
         self.0.usage().slots_lent
+    }
+
+    #[getter]
+    fn retiring(&self) -> bool {
+        self.0.retiring()
+    }
+
+    fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let usage = self.0.usage();
+        let dict = PyDict::new(py);
+        for (name, value) in [
+            ("used", usage.used),
+            ("peak", usage.peak),
+            ("capacity", usage.capacity),
+            ("heap", usage.heap),
+            ("lent", usage.lent),
+            ("reserved", usage.reserved),
+            ("slots_total", usage.slots_total),
+            ("slots_lent", usage.slots_lent),
+        ] {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
+    }
+
+    fn trim(&self) {
+        self.0.trim();
     }
 
     fn segment_fd(&self, segment: u32) -> PyResult<c_int> {
@@ -92,6 +132,27 @@ pub(crate) unsafe fn export<T>(
         ffi::PyBuffer_FillInfo(view, owner.as_ptr(), address, body.len().cast_signed(), 0, flags)
     };
     if answer == 0 { Ok(()) } else { Err(PyErr::fetch(owner.py())) }
+}
+
+/// See the stub.
+#[pyclass(frozen, name = "Sizes", module = "tundish._core")]
+#[derive(Default)]
+pub(crate) struct PySizes(Mutex<HashMap<u64, Arc<AtomicU64>>>);
+
+#[pymethods]
+impl PySizes {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl PySizes {
+    /// The largest of the batches of so many samples.
+    pub(crate) fn largest(&self, batch_size: u64) -> Arc<AtomicU64> {
+        let mut sizes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(sizes.entry(batch_size).or_default())
+    }
 }
 
 /// The memory of a batch in the making.

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict};
 use tundish_engine::{Arena, Batch, Cell, Error, Failure, Loaded, Plan, Pool, Run, RunOptions, Take};
 
 use crate::errors::to_py;
-use crate::memory::{PyArena, PyWaker, export};
+use crate::memory::{PyArena, PySizes, PyWaker, export};
 use crate::reader::AnySupply;
 use crate::source::{AnySource, Object};
 use crate::thread::thread_main;
@@ -52,7 +52,7 @@ pub(crate) struct PyRun {
 #[pymethods]
 impl PyRun {
     #[new]
-    #[pyo3(signature = (source, plan, *, start=0, pool=None, arena=None, encode=false, window=1, in_order=true, waker=None, token=0, epoch=0, timeout=None, samples=None))]
+    #[pyo3(signature = (source, plan, *, start=0, pool=None, arena=None, encode=false, window=1, in_order=true, waker=None, token=0, epoch=0, timeout=None, samples=None, background=false, sizes=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         source: AnySource<'_>,
@@ -68,6 +68,8 @@ impl PyRun {
         epoch: u64,
         timeout: Option<f64>,
         samples: Option<u64>,
+        background: bool,
+        sizes: Option<Bound<'_, PySizes>>,
     ) -> PyResult<Self> {
         if let Some(plan) = plan.plan()
             && start > plan.batches()
@@ -83,7 +85,20 @@ impl PyRun {
         };
         let waker = waker.map(|waker| (Arc::clone(&waker.get().0), token));
         let timeout = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let options = RunOptions { start, window, in_order, encode, arena, waker, timeout, samples };
+        let batch_size = plan.plan().map_or(0, |plan| plan.spec().batch_size);
+        let largest = sizes.map(|sizes| sizes.get().largest(batch_size)).unwrap_or_default();
+        let options = RunOptions {
+            start,
+            window,
+            in_order,
+            encode,
+            arena,
+            largest,
+            waker,
+            timeout,
+            samples,
+            background,
+        };
         let run = Run::new(plan.engine(epoch), source.engine(), options);
         if let Some(pool) = &pool {
             run.start_on(&pool.get().0);

@@ -1,0 +1,163 @@
+"""What is open on a client's connection, and what becomes of it when the server goes away."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+
+from ..errors import ConnectionLost
+from .connection import Connection, Limits
+from .reading import StreamState
+from .replies import Reply
+
+__all__ = ["Keeping"]
+
+
+class Keeping(Connection):
+    """A connection with streams and requests that may outlive it. Not thread-safe.
+
+    If it `recovers`, what is open stays so when the server goes away: the driver opens another
+    connection and has that `adopt` this one, or says `give_up`.
+
+    Attributes:
+        opened: The handshake is done.
+        streams: The open streams, by number.
+        changed: Streams and replies to look at again; the driver clears it.
+        recovers: Whether another connection follows when the server goes away.
+        gone: It went away.
+        progressed: It has sent a batch, an end or an answer.
+    """
+
+    def __init__(self, limits: Limits, *, recovers: bool) -> None:
+        super().__init__(limits)
+        self.opened = False
+        self.streams: dict[int, StreamState] = {}
+        self.changed: list[StreamState | Reply] = []
+        self.recovers = recovers
+        self.gone = self.progressed = False
+        self._last = 0
+        self._replies: weakref.WeakValueDictionary[int, Reply] = weakref.WeakValueDictionary()
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether batches may come in shared memory."""
+        return False
+
+    # Asking
+
+    def open_stream(self, stream: StreamState) -> None:
+        """Asks for the epoch of a stream and gives it its number."""
+        self.check_alive()
+        self._last += 1
+        stream.number = self._last
+        self.streams[stream.number] = stream
+        if self.failed is None:
+            self._ask(stream)
+
+    def _ask(self, stream: StreamState, **other: Mapping[str, int]) -> None:
+        header = {**stream.ask(), "shared_memory": self.shares_memory, **other}
+        try:
+            self.send("EPOCH", header)
+        except ValueError as error:  # over the server's limits
+            stream.fail(error)
+            del self.streams[stream.number]
+            self.changed.append(stream)
+
+    def request(self, kind: str) -> Reply:
+        """Sends FEEDS, STATS or PING; the reply is forgotten when nobody keeps it."""
+        self.check_alive()
+        self._last += 1
+        reply = self._replies[self._last] = Reply(kind)
+        if self.failed is None:
+            self._inquire(self._last, reply)
+        return reply
+
+    def _inquire(self, number: int, reply: Reply) -> None:
+        self.send(reply.kind, {"token" if reply.kind == "PING" else "request": number})
+
+    def check_alive(self) -> None:
+        """Raises ConnectionLost if the connection has failed and no other will follow."""
+        if self.failed is not None and not self.recovering:
+            raise lost(self.failed)
+
+    def cancel(self, stream: StreamState) -> None:
+        """Ends a stream from this side; what it still holds is dropped."""
+        if self.streams.get(stream.number) is stream:
+            if self.failed is None:
+                self._take_leave(stream)
+            self.streams.pop(stream.number, None)
+        stream.close()
+        self.changed.append(stream)
+
+    def _take_leave(self, stream: StreamState) -> None:
+        if not stream.asked:  # what it has acknowledged is news to this server
+            self._ask(stream, credits={"batches": 0, "bytes": 0})
+        header = {"stream": stream.number}
+        if (batch := stream.consumed()) is not None:
+            header["batch"] = batch
+        self.send("CANCEL", header)
+
+    # Losing the connection
+
+    @property
+    def recovering(self) -> bool:
+        """Whether what is open waits for another connection."""
+        return self.gone and self.recovers
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is open."""
+        return bool(self.streams or self._replies)
+
+    def lose(self, error: Exception) -> None:
+        """Fails the connection and everything that waits for it; the first reason stays."""
+        self.failed = self.failed or error
+        if self.recovering:
+            self._suspend(self.failed)
+        else:
+            self._fail(lost(self.failed))
+
+    def _suspend(self, reason: Exception) -> None:
+        """Keeps what can go on with another connection, and fails the rest."""
+        for stream in list(self.streams.values()):
+            if not stream.suspend():
+                stream.fail(lost(reason))
+                del self.streams[stream.number]
+            self.changed.append(stream)
+
+    def _fail(self, error: ConnectionLost) -> None:
+        for stream in self.streams.values():
+            stream.fail(error)
+            self.changed.append(stream)
+        self.streams.clear()
+        for reply in list(self._replies.values()):
+            reply.settle({}, error)
+            self.changed.append(reply)
+        self._replies.clear()
+
+    def give_up(self, error: Exception) -> None:
+        """Fails everything that waits for another connection: none could be opened."""
+        reason = ConnectionLost(f"{self.failed}; {error}")
+        reason.__cause__ = error
+        self._fail(reason)
+
+    def adopt(self, old: Keeping) -> None:
+        """Goes on with what was open on a connection that was lost; this one is open."""
+        self._last = old._last
+        for number, reply in list(old._replies.items()):
+            self._replies[number] = reply
+            self._inquire(number, reply)
+        self.streams, old.streams = old.streams, {}
+        for stream in list(self.streams.values()):
+            # What the user holds of a split epoch is acknowledged by asking for more: only then
+            # is it known what to tell the server.
+            if stream.split is None or not stream.started:
+                self._ask(stream)
+        self.changed += self.streams.values()
+
+
+def lost(error: Exception) -> ConnectionLost:
+    """Returns a fresh ConnectionLost for a failed connection."""
+    fresh = ConnectionLost(str(error) or repr(error))
+    fresh.__cause__ = error.__cause__ if isinstance(error, ConnectionLost) else error
+    return fresh

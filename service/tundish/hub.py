@@ -1,0 +1,278 @@
+"""Who gets what from which production: sharing, falling behind, and meeting again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tundish import _core
+from tundish.gathering import Gathering
+from tundish.production import Production
+from tundish.splitting import Split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tundish.config import ServeConfig
+    from tundish.delivery import Delivery
+    from tundish.loader import DataLoader
+    from tundish.planning import AnyPlan
+    from tundish.pump import Pump
+
+__all__ = ["Ask", "Hub"]
+
+_log = logging.getLogger("tundish.server")
+
+_LOOK = 0.5
+"""Seconds between two looks at who is waited for, and at who has stopped."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What streams must have in common to share a production."""
+
+    feed: str
+    epoch: int
+    rank: int
+    world_size: int
+    uneven: str
+    batch_size: int | None
+    seed: int | None
+    batches: int | None
+    samples: int | None
+    group: str | None
+    split: str | None
+    loader: DataLoader = field(compare=False)
+    plan: AnyPlan = field(compare=False)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether each of its runs has the same cell at the same position."""
+        return self.loader.in_order and isinstance(self.plan, _core.Plan)
+
+    def open(self, hub: Hub, start: int, token: int, *, background: bool) -> _core.Run:
+        """A run of this from batch `start` on, which wakes `token`."""
+        return self.loader._open(
+            self.epoch,
+            plan=self.plan,
+            start=start,
+            arena=hub.arena,
+            waker=hub.pump.waker,
+            token=token,
+            seed=self.seed,
+            background=background,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """For STATS."""
+        return {
+            "feed": self.feed,
+            "epoch": self.epoch,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "group": self.group,
+            "split": self.split,
+        }
+
+
+class Hub:
+    """The productions of one server. Lives on its loop's thread.
+
+    Attributes:
+        loop, pump, arena: The server's.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, pump: Pump, arena: _core.Arena, config: ServeConfig
+    ) -> None:
+        self.loop = loop
+        self.pump = pump
+        self.arena = arena
+        self._share_window = config.share_window
+        self._join_timeout = config.join_timeout
+        self._lease_timeout = config.lease_timeout
+        self._tight = arena.limit - arena.limit // 8
+        self._productions: dict[Ask, list[Production]] = {}
+        self._splits: dict[Ask, Split] = {}
+        self._gatherings: dict[Ask, Gathering] = {}
+        self._look: asyncio.TimerHandle | None = None
+
+    def __iter__(self) -> Iterator[Production | Split]:
+        """The productions that are going on."""
+        shared = [one for same in self._productions.values() for one in same]
+        return iter([*shared, *self._splits.values()])
+
+    # Joining and leaving
+
+    def join(self, member: Delivery) -> None:
+        """Give `member` a production, now or when its group is complete, and begin its stream.
+
+        Raises:
+            ConfigError: Its group has another size.
+        """
+        ask = member.ask
+        gathering = self._gatherings.get(ask)
+        going_on = ask in self._productions or ask in self._splits
+        if member.stream.group_size is None or going_on:
+            self._begin([member])
+        elif gathering is not None:
+            member.gathering = gathering
+            gathering.add(member)
+        else:
+            # Known before it may be complete at once.
+            self._gatherings[ask] = Gathering(
+                member, self._join_timeout, self._begin, lambda: self._gatherings.pop(ask, None)
+            )
+            member.gathering = self._gatherings.get(ask)
+
+    def _begin(self, members: list[Delivery]) -> None:
+        for member in members:
+            member.gathering = None
+            if member.ask.split is None:
+                self._share(member)
+            else:
+                self._split(member)
+            member.begin()
+        for member in members[:-1]:
+            self.loop.call_soon(member.move)
+
+    def _split(self, member: Delivery) -> None:
+        split, acked = self._splits.get(member.ask), member.stream.done
+        if split is None:
+            again = member.stream.fingerprint is not None
+            split = self._splits[member.ask] = Split(self, member.ask, acked, again=again)
+        else:
+            split.join(acked)
+        member.production = split
+        split.members.append(member)
+        self._watch()
+
+    def _share(self, member: Delivery, *, background: bool = False) -> None:
+        """Give `member` a production that has what it wants next: one that is there, or its own."""
+        production = self._covering(member)
+        if production is None:
+            production = Production(
+                self, member.ask, member.next, had=member.had, background=background
+            )
+            self._productions.setdefault(member.ask, []).append(production)
+        member.production = production
+        production.members.append(member)
+        if member.waited_for:
+            self._watch()
+
+    def _covering(self, member: Delivery) -> Production | None:
+        """The production that serves the most streams of those that `member` may join."""
+        found = [
+            production
+            for production in self._productions.get(member.ask, ())
+            if production is not member.production and production.covers(member.next)
+        ]
+        return max(found, key=lambda production: len(production.members), default=None)
+
+    def detach(self, member: Delivery) -> None:
+        """Have `member` served by a production of its own; the others go on without it."""
+        before = member.production
+        assert isinstance(before, Production)
+        member.detached += 1
+        _log.info(
+            "%s fell behind at batch %d of feed %r, epoch %d: it gets the rest by itself",
+            member.name,
+            member.next,
+            member.ask.feed,
+            member.ask.epoch,
+        )
+        before.members.remove(member)
+        self._share(member, background=bool(before.members))
+        if not before.members:
+            before.close()
+        self.loop.call_soon(member.move)
+
+    def advanced(self, member: Delivery) -> None:
+        """`member` has been sent a cell: does it meet another production?"""
+        before = member.production
+        if not isinstance(before, Production):
+            return
+        if member.ask.repeatable and len(self._productions.get(member.ask, ())) > 1:
+            other = self._covering(member)
+            if other is not None and self._is_better(other, before):
+                other.members.append(member)
+                member.production = other
+                before.leave(member)
+                return
+        before.advanced(member)
+
+    @staticmethod
+    def _is_better(other: Production, own: Production) -> bool:
+        """Whether a stream that both cover had better be with the other."""
+        return (not other.background, len(other.members), -other.start) >= (
+            not own.background,
+            len(own.members),
+            -own.start,
+        )
+
+    def forget(self, production: Production | Split) -> None:
+        """It is closed."""
+        if isinstance(production, Split):
+            self._splits.pop(production.ask, None)
+            return
+        same = self._productions.get(production.ask, [])
+        if production in same:
+            same.remove(production)
+        if not same:
+            self._productions.pop(production.ask, None)
+
+    # Memory
+
+    @property
+    def share_window(self) -> int:
+        """Bytes of cells that a production may hold for streams that lag or still join.
+
+        All of them together hold a quarter of the memory limit at most.
+        """
+        productions = sum(map(len, self._productions.values()))
+        return min(self._share_window, self.arena.limit // 4 // max(1, productions))
+
+    def is_tight(self) -> bool:
+        """Whether little memory is left."""
+        return self.arena.busy > self._tight
+
+    def relieve(self) -> None:
+        """Let go of what is held only for streams that may still join."""
+        for production in self:
+            production.drop_unneeded()
+
+    # Waiting
+
+    def _watch(self) -> None:
+        if self._look is None:
+            self._look = self.loop.call_later(self._every(), self._look_around)
+
+    def _every(self) -> float:
+        return min(_LOOK, self._lease_timeout / 4) if self._splits else _LOOK
+
+    def _look_around(self) -> None:
+        self._look = None
+        now = time.monotonic()
+        watched = bool(self._splits)
+        for split in list(self._splits.values()):
+            split.expire(now, self._lease_timeout)
+        for same in list(self._productions.values()):
+            for production in same:
+                production.remind(now)
+                watched = watched or any(member.waited_for for member in production.members)
+        if watched:
+            self._watch()
+
+    def close(self) -> None:
+        """Stop everything."""
+        if self._look is not None:
+            self._look.cancel()
+        for production in self:
+            production.close()
+
+    def stats(self) -> list[dict[str, Any]]:
+        """The runs, for STATS."""
+        return [production.stats() for production in self]

@@ -1,0 +1,254 @@
+"""One production of an epoch, and the cells of it that streams may still want."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from tundish._core import Batch, End, Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from tundish.delivery import Delivery
+    from tundish.hub import Ask, Hub
+
+    Cell = Batch | Failure
+
+__all__ = ["Production"]
+
+_log = logging.getLogger("tundish.server")
+
+_PAGE = 4096
+
+_PATIENCE = 1.0
+"""Seconds a group waits for one of its streams before the log says so, and again each time."""
+
+
+class Production:
+    """A run whose cells go to several streams: each of them gets every cell, at its own pace.
+
+    Cells are counted by positions: batch numbers, or for ``in_order=False`` arrivals. Those from
+    `low` to `high` are held: whatever a member still needs, and before that as much as the share
+    window has room for, so that others may join. A member for which there is no room any more falls
+    behind: it gets the rest from a production of its own, or the others wait for it.
+
+    Args:
+        hub: Who has it.
+        ask: What is produced.
+        start: The first position.
+        had: Batches that its first member has already, where positions are arrivals.
+        background: Whether it uses only capacity that others leave idle.
+
+    Attributes:
+        ask: What is produced, and for whom.
+        members: The streams that are served.
+        low, high: Positions of the first cell that is held and of the next to come.
+        nbytes: Bytes that the cells which are held take.
+        run: The run.
+        number: Its number, no other run of the server has it.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        ask: Ask,
+        start: int,
+        *,
+        had: Collection[int] = (),
+        background: bool = False,
+    ) -> None:
+        self.ask = ask
+        self.members: list[Delivery] = []
+        self.start = self.low = self.high = start
+        self.nbytes = 0
+        self.background = background
+        self.began = time.monotonic()
+        self._hub = hub
+        self._cells: deque[Cell] = deque()
+        self._end: End | None = None
+        self._had = frozenset(had)
+        self._poked = False
+        self._waiting_since: float | None = None
+        self._said = 0.0
+        self.number = self._token = hub.pump.register(self._ready)
+        try:
+            first = start if ask.loader.in_order else _first_missing(self._had)
+            self.run = ask.open(hub, first, self._token, background=background)
+        except BaseException:
+            hub.pump.unregister(self._token)
+            raise
+
+    # For members
+
+    def covers(self, position: int) -> bool:
+        """Whether a stream may join that wants this position next."""
+        if not self.ask.loader.in_order and position > 0:
+            return False  # what arrived before that elsewhere are other batches than here
+        return self.low <= position <= self.high
+
+    def take(self, member: Delivery) -> Cell | End | None:
+        """The cell that `member` wants next, or the end; None while it isn't there."""
+        at = member.next
+        if at < self.high:
+            return self._cells[at - self.low]
+        if self._end is not None:
+            return self._end
+        if self._held_up():
+            return None
+        cell = self.run.take()
+        while self._had and isinstance(cell, (Batch, Failure)) and cell.batch in self._had:
+            cell = self.run.take()
+        if cell is None:
+            return None
+        if isinstance(cell, End):
+            self._end = cell
+        else:
+            self._cells.append(cell)
+            self.high += 1
+            self.nbytes += _cost(cell)
+        if len(self.members) > 1:
+            self._poke()
+        return cell
+
+    def advanced(self, member: Delivery) -> None:
+        """`member` has been sent a cell."""
+        if self.nbytes > self._hub.share_window:
+            self._make_room()
+        elif self._hub.is_tight() and member.next == self.high:
+            self._hub.relieve()
+        if self._waiting_since is not None and not self._held_up():
+            self._poke()
+
+    def leave(self, member: Delivery) -> None:
+        """`member` is served no longer."""
+        if member in self.members:
+            self.members.remove(member)
+        if not self.members:
+            self.close()
+        elif self._waiting_since is not None:
+            self._poke()
+
+    def close(self) -> None:
+        """Stop the run. Workers stop before the next sample."""
+        self._hub.forget(self)
+        self._hub.pump.unregister(self._token)
+        self.run.cancel()
+        self._cells.clear()
+        self.nbytes = 0
+
+    # Room
+
+    def _make_room(self) -> None:
+        """Let go of the oldest cells until the rest fits the window."""
+        while self.nbytes > self._hub.share_window and self.high - self.low > 1:
+            behind = [member for member in self.members if member.next == self.low]
+            if any(member.waited_for for member in behind):
+                return
+            for member in behind:
+                self._hub.detach(member)
+            if not self._cells:
+                return  # that was the last member, and this is closed
+            self._drop_oldest()
+
+    def drop_unneeded(self) -> None:
+        """Let go of the cells that are held for streams that may still join."""
+        needed = min((member.next for member in self.members), default=self.high)
+        while self.low < needed:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        cell = self._cells.popleft()
+        self.low += 1
+        self.nbytes -= _cost(cell)
+
+    def _held_up(self) -> bool:
+        """Whether nothing more is taken from the run, because of a member that is waited for."""
+        if self.nbytes <= self._hub.share_window or not self.late():
+            self._waiting_since = None
+            return False
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = self._said = now
+        return True
+
+    def late(self) -> list[Delivery]:
+        """The members that the others wait for, when the window is full."""
+        return [
+            member
+            for member in self.members
+            if member.waited_for and member.next == self.low < self.high
+        ]
+
+    def waited_since(self) -> float | None:
+        """When the group began to wait (`time.monotonic`), or None."""
+        if self._waiting_since is not None and self._held_up():
+            return self._waiting_since
+        return None
+
+    def remind(self, now: float) -> None:
+        """Say in the log who is waited for, once a second at most."""
+        since = self.waited_since()
+        if since is None or now - self._said < _PATIENCE:
+            return
+        self._said = now
+        for member in self.late():
+            _log.warning(
+                "feed %r, epoch %d: the group waits for %s at batch %d, for %.1f s",
+                self.ask.feed,
+                self.ask.epoch,
+                member.name,
+                member.next,
+                now - since,
+            )
+
+    # Waking
+
+    def _ready(self) -> None:
+        """The run has something to take."""
+        for member in list(self.members):
+            if member.next == self.high:
+                member.move()
+
+    def _poke(self) -> None:
+        """Let the other members see what there is now, after this one's turn."""
+        if not self._poked:
+            self._poked = True
+            self._hub.loop.call_soon(self._poke_now)
+
+    def _poke_now(self) -> None:
+        self._poked = False
+        for member in list(self.members):
+            member.move()
+
+    def stats(self) -> dict[str, Any]:
+        """The run's counters, for STATS."""
+        seconds = max(1e-9, time.monotonic() - self.began)
+        since = self.waited_since()
+        return {
+            **self.ask.describe(),
+            "run": self.number,
+            "start": self.start,
+            "position": self.high,
+            **self.run.stats(),
+            "streams": len(self.members),
+            "held": self.high - self.low,
+            "bytes": self.nbytes,
+            "rate": (self.high - self.start) / seconds,
+            "background": self.background,
+            "waiting_for": [] if since is None else [member.name for member in self.late()],
+            "waiting": 0.0 if since is None else time.monotonic() - since,
+        }
+
+
+def _cost(cell: Cell) -> int:
+    """Bytes that a cell takes as long as it is held: slots are whole pages."""
+    nbytes = cell.nbytes if type(cell) is Batch else 0
+    return max(1, -(-nbytes // _PAGE)) * _PAGE
+
+
+def _first_missing(batches: Collection[int]) -> int:
+    return next(batch for batch in itertools.count() if batch not in batches)
