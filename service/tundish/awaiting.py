@@ -300,6 +300,8 @@ class _Work:
             context = self._context.copy()
             context.run(here.set, self._at(k))
             task = self._loop.create_task(self._one(k), context=context)
+            # One that goes with the process is no fault of the user's to be told of.
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
             self._running[k] = task
             task.add_done_callback(functools.partial(self._ended, k))
         needed = self._next < self._end or any(k < self._end for k in self._running)
