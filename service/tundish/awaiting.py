@@ -39,7 +39,7 @@ _STUCK = 1.0
 _PATIENCE = 1.0
 # What all loops together get at interpreter exit. A loop that is blocked by then goes with the
 # process.
-_EXIT_GRACE = 0.05
+_EXIT_GRACE = 0.25
 
 
 class Awaiting:
@@ -295,6 +295,9 @@ class _Work:
 
     def _go_on(self) -> None:
         while self._next < self._end and len(self._running) < self._lanes:
+            if _exiting.is_set():
+                self._end = self._next  # nobody will see what became of it
+                break
             k = self._next
             self._next += 1
             context = self._context.copy()
@@ -333,6 +336,7 @@ class _Work:
                 task.cancel()
 
 
+_exiting = threading.Event()
 _all: Live[Awaiting] = Live()
 _leaked: list[Any] = []
 
@@ -343,6 +347,7 @@ def _forget_all() -> None:
 
 
 def _close_all() -> None:
+    _exiting.set()
     loops = [awaiting._loop for awaiting in _all if awaiting._loop is not None]
     for loop in loops:
         loop.end()
