@@ -71,6 +71,11 @@ def _dlrs(workers: int) -> Side:
     return Side(label, "dlrs_loader.py", DLRS, ("--workers", str(workers)))
 
 
+def _lanes(label: str, variant: str) -> Side:
+    options = ("--variant", variant, "--workers", "4", "--lanes", "16")
+    return Side(f"tundish {label}, 4 x 16 lanes", "tundish_side.py", options=options)
+
+
 SLOTS = _tundish("service, slots", "slots", 1)
 SLOTS2 = _tundish("service, slots, 2 workers", "slots", 2)
 INLINE = _tundish("service, inline", "inline", 1)
@@ -98,6 +103,27 @@ WORKS = (
         (SLOTS2, LOCAL, LOCAL2, _torch(0), _torch(2), _dlrs(0), _dlrs(2)),
     ),
     Work(
+        "waits",
+        "2 ms of waiting per sample, batch 16: samples per second",
+        "small",
+        16,
+        "samples/s",
+        400,
+        (
+            _lanes("service", "slots"),
+            _lanes("service, async", "slots-async"),
+            _lanes("in process", "local"),
+            _lanes("in process, async", "local-async"),
+            Side(
+                "dataloader-rs, 4 x 16 lanes",
+                "dlrs_loader.py",
+                DLRS,
+                ("--workers", "4", "--lanes", "16"),
+            ),
+            _torch(16),
+        ),
+    ),
+    Work(
         "images",
         "4,096 uint8 images of 3x224x224 from a mapped file, shuffled, batch 256: throughput",
         "images",
@@ -120,6 +146,7 @@ WORKS = (
 
 METRICS = {
     "us per batch": lambda r: r["seconds"] / r["batches"] * 1e6,
+    "samples/s": lambda r: r["batches"] * 16 / r["seconds"],
     "GB/s": lambda r: r["bytes"] / r["seconds"] / 1e9,
     "ms to first": lambda r: r["first"] * 1e3,
 }
@@ -220,7 +247,7 @@ def show(work: Work) -> None:
     reference = work.rows[0]["median"]
     for row in work.rows:
         ratio = row["median"] / reference
-        if work.metric == "GB/s":
+        if work.metric in {"GB/s", "samples/s"}:
             ratio = 1 / ratio
         spread = f"{row['low']:.4g} .. {row['high']:.4g}"
         cpu = f"{row['cpu_seconds']:7.2f}"

@@ -20,6 +20,8 @@ import numpy as np
 Pair = tuple[np.ndarray, np.ndarray]
 PAGE = 4096
 TICK = os.sysconf("SC_CLK_TCK")
+WAIT = 0.002
+"""Seconds that a sample of the work "waits" waits for its storage."""
 
 
 def arguments() -> argparse.Namespace:
@@ -30,6 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--shuffle", type=int, default=0)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--variant", default="")
     return parser.parse_args()
 

@@ -1,6 +1,7 @@
 """dataloader-rs over the same arrays, in process. Run by bench/run.py on CPython 3.13."""
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,14 @@ class Rows(PyDataset):
         return x[index], y[index]
 
 
+class Waits(Rows):
+    """Each sample waits for its storage."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
+        time.sleep(side.WAIT)
+        return x[index], y[index]
+
+
 class Batches(Rows):
     """The batched protocol, which is this package's fastest way over arrays."""
 
@@ -31,16 +40,18 @@ class Batches(Rows):
 
 
 def collate(samples: list[tuple[np.ndarray, np.int64]]) -> side.Pair:
-    if args.work == "python":
+    if args.work in {"python", "waits"}:
         return np.stack([s[0] for s in samples]), np.array([s[1] for s in samples])
     return samples[0]
 
 
 def loader() -> PyDataloader:
     options = {"shuffle": True, "seed": 7} if args.shuffle else {}
+    kinds = {"python": Rows, "waits": Waits}
     return PyDataloader(
-        Rows() if args.work == "python" else Batches(),
+        kinds.get(args.work, Batches)(),
         batch_size=args.batch,
+        items_in_parallel=args.lanes,
         num_workers=args.workers,
         collate_fn=collate,
         **options,

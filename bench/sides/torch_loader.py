@@ -1,6 +1,7 @@
 """PyTorch's DataLoader over the same arrays. Run by bench/run.py in the peers' environment."""
 
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +21,18 @@ class Rows(Dataset):
         return len(y)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
+        if args.work == "waits":
+            time.sleep(side.WAIT)
         return x[index], y[index]
 
 
 def loader() -> DataLoader:
     """Two workers stay alive over the epochs, as PyTorch's guide advises."""
-    data = Rows() if args.work == "python" else TensorDataset(*map(torch.from_numpy, (x, y)))
+    data = (
+        Rows()
+        if args.work in {"python", "waits"}
+        else TensorDataset(*map(torch.from_numpy, (x, y)))
+    )
     return DataLoader(
         data,
         args.batch,

@@ -4,10 +4,12 @@ Variants: ``slots`` and ``inline`` go through a service in a process of its own;
 the DataLoader here.
 """
 
+import asyncio
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,17 +34,41 @@ class Rows:
         return {"x": self.x[index], "y": self.y[index]}
 
 
+class Waits(Rows):
+    """Each sample waits for its storage."""
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        time.sleep(side.WAIT)
+        return super().__getitem__(index)
+
+
+class Awaits(Rows):
+    """The same as a coroutine."""
+
+    async def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        await asyncio.sleep(side.WAIT)
+        return super().__getitem__(index)
+
+
+def dataset(args: "side.argparse.Namespace") -> object:
+    """What this work reads, in this variant."""
+    x, y = side.load(args.data)
+    if args.work == "waits":
+        return (Awaits if "async" in args.variant else Waits)(x, y)
+    return Rows(x, y) if args.work == "python" else tundish.ArrayDataset(x=x, y=y)
+
+
 def loader(args: "side.argparse.Namespace") -> tundish.DataLoader:
     """The DataLoader of this work; the service's process makes its own."""
-    x, y = side.load(args.data)
-    data = Rows(x, y) if args.work == "python" else tundish.ArrayDataset(x=x, y=y)
-    shuffle, workers = bool(args.shuffle), args.workers
-    return tundish.DataLoader(data, args.batch, shuffle, seed=7, num_workers=workers)
+    shuffle, workers, lanes = bool(args.shuffle), args.workers, args.lanes
+    return tundish.DataLoader(
+        dataset(args), args.batch, shuffle, seed=7, num_workers=workers, items_in_parallel=lanes
+    )
 
 
 def through_service(args: "side.argparse.Namespace") -> None:
     """Starts ``tundish serve`` of :func:`loader` and reads epochs from it."""
-    shared = args.variant == "slots"
+    shared = args.variant.startswith("slots")
     with tempfile.TemporaryDirectory(prefix="tundish-") as folder:
         path = f"{folder}/feed.sock"
         command = [sys.executable, "-m", "tundish", "serve", f"{__file__}:feed", "--socket", path]
@@ -82,4 +108,4 @@ if "TUNDISH_BENCH" in os.environ:
     feed = loader(side.arguments())
 elif __name__ == "__main__":
     options = side.arguments()
-    (in_process if options.variant == "local" else through_service)(options)
+    (in_process if options.variant.startswith("local") else through_service)(options)

@@ -39,7 +39,7 @@ _STUCK = 1.0
 _PATIENCE = 1.0
 # What all loops together get at interpreter exit. A loop that is blocked by then goes with the
 # process.
-_EXIT_GRACE = 0.05
+_EXIT_GRACE = 0.25
 
 
 class Awaiting:
@@ -295,11 +295,16 @@ class _Work:
 
     def _go_on(self) -> None:
         while self._next < self._end and len(self._running) < self._lanes:
+            if _exiting.is_set():
+                self._end = self._next  # nobody will see what became of it
+                break
             k = self._next
             self._next += 1
             context = self._context.copy()
             context.run(here.set, self._at(k))
             task = self._loop.create_task(self._one(k), context=context)
+            # One that goes with the process is no fault of the user's to be told of.
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
             self._running[k] = task
             task.add_done_callback(functools.partial(self._ended, k))
         needed = self._next < self._end or any(k < self._end for k in self._running)
@@ -331,6 +336,7 @@ class _Work:
                 task.cancel()
 
 
+_exiting = threading.Event()
 _all: Live[Awaiting] = Live()
 _leaked: list[Any] = []
 
@@ -341,6 +347,7 @@ def _forget_all() -> None:
 
 
 def _close_all() -> None:
+    _exiting.set()
     loops = [awaiting._loop for awaiting in _all if awaiting._loop is not None]
     for loop in loops:
         loop.end()

@@ -95,10 +95,14 @@ class DatasetFactory:
         return method
 
     def _is_async(self, method: str) -> bool:
-        """Whether views of this have to await that method."""
+        """Whether views of this have to await that method; not, as long as there is no dataset."""
         from tundish.view_base import is_async
 
-        return is_async(self._instance().dataset, method)
+        try:
+            dataset = self._instance().dataset
+        except Exception:
+            return False  # it is the error of whoever needs the dataset
+        return is_async(dataset, method)
 
     def __repr__(self) -> str:
         return f"DatasetFactory({getattr(self._function, '__qualname__', self._function)})"

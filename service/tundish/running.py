@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tundish import _core
 from tundish.collate import default_collate
 from tundish.datasets import is_native
+from tundish.per_worker import DatasetFactory
 from tundish.produce import Produce
 from tundish.view_base import is_async
 from tundish.workers import Workers, share_interpreter
@@ -63,7 +64,9 @@ class Running:
 
     def __init__(self, making: Making) -> None:
         self.making = making
-        self.awaited = not making.iterable and is_async(making.dataset)
+        # Each thread asks its own dataset of a factory, when it needs one.
+        made = isinstance(making.dataset, DatasetFactory)
+        self.awaited = not (making.iterable or made) and is_async(making.dataset)
         workers = max(1, making.num_workers)
         if workers * making.items_in_parallel > _MAX_THREADS and not self.awaited:
             raise ConfigError(

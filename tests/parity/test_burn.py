@@ -142,8 +142,8 @@ def test_progress_counts_samples(workers):
     epoch = loader.epoch(0)
     found = []
     for _ in epoch:
-        found.append((epoch.counts["samples"], epoch.position.batch))
-    assert found == [(4, 1), (8, 2), (10, 3)]
+        found.append((epoch.position.batch, len(epoch), epoch.counts["samples"]))
+    assert found == [(1, 3, 10), (2, 3, 10), (3, 3, 10)]
 
 
 def test_a_stretch_of_a_loader_is_a_start_or_a_subset():
