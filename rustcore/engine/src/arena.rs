@@ -122,17 +122,18 @@ impl Arena {
         }
     }
 
-    /// Sets memory aside for a batch to come of `bytes`, or of a size that nobody knows,
-    /// unless that would pass the limit. `needed` batches are never refused. Makes no system
-    /// call.
+    /// Sets memory aside for a batch to come of `bytes`, or of a size that nobody knows.
+    /// Batches that are `needed` next are never refused; others may fill three quarters of the
+    /// limit, so that there is memory for the needed ones. Makes no system call.
     pub fn reserve(self: &Arc<Self>, bytes: Option<u64>, needed: bool) -> Option<Reservation> {
         let mut room = self.room();
-        if let Some(place) = bytes.and_then(|bytes| room.take(bytes)) {
+        let ahead = needed || room.may_run_ahead(bytes);
+        if ahead && let Some(place) = bytes.and_then(|bytes| room.take(bytes)) {
             drop(room);
             let slot = Some(Body::of_slot(Arc::clone(self), place));
             return Some(Reservation { arena: Arc::clone(self), slot, bytes: 0 });
         }
-        let cost = room.cost(bytes);
+        let cost = if ahead { room.cost(bytes) } else { None };
         if cost.is_none() && !needed {
             room.refused = true;
             return None;
@@ -244,8 +245,7 @@ impl Arena {
 
     /// Bytes that batches take, those in the making among them; free slots are not.
     pub fn busy(&self) -> u64 {
-        let room = self.room();
-        room.lent + room.heap + room.reserved
+        self.room().busy()
     }
 
     /// The usage at this moment.
