@@ -191,6 +191,15 @@ fn what_nobody_needs_yet_fills_half_of_the_limit() {
 }
 
 #[test]
+fn a_lenient_arena_refuses_nothing() {
+    let arena = Arena::lenient(100_000);
+    let held: Vec<_> = (0..5).map(|_| arena.reserve(Some(60_000), false).unwrap()).collect();
+    let bodies = held.into_iter().map(|held| arena.allocate(60_000, Some(held)).unwrap());
+    assert_eq!(bodies.collect::<Vec<_>>().iter().filter(|body| body.slot().is_some()).count(), 1);
+    assert!(arena.usage().capacity <= 100_000);
+}
+
+#[test]
 fn what_is_needed_next_is_never_refused() {
     let arena = Arena::new(100_000);
     let first = arena.allocate(90_000, None).unwrap();
