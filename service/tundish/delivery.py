@@ -96,7 +96,7 @@ class Delivery:
     @property
     def name(self) -> str:
         """The consumer, for logs."""
-        return f"{self._session.name}, stream {self.stream.number}"
+        return f"{self._session.name}, stream {self._session.number}.{self.stream.number}"
 
     def begin(self) -> None:
         """Its production is there: sends START."""

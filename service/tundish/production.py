@@ -131,7 +131,7 @@ class Production:
         """`member` has been sent a cell."""
         if self.nbytes > self._hub.share_window:
             self._make_room()
-        elif self._hub.is_tight() and member.next == self.high:
+        if self._hub.is_tight() and member.next == self.high:
             self._hub.relieve()
         if self._waiting_since is not None and not self._held_up():
             self._poke()
