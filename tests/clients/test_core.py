@@ -278,6 +278,35 @@ class TestAnotherConnection:
         with pytest.raises(ConnectionLost, match="batch 1 of stream 1 came instead of batch 2"):
             core.take(stream)
 
+    def test_of_a_split_only_what_was_handed_out_counts(self, core):
+        stream = opened(core, split="g")
+        feed(core, batch(2) + batch(0) + batch(1))
+        stream.handed = core.take(stream)
+        core = self.follow(core)
+        assert sent(core) == []  # what the user holds will be acknowledged by asking for more
+        assert stream.state()["acked"] == []
+        assert core.take(stream) is None
+        ((kind, header),) = sent(core)
+        assert (kind, header["acked"], header["start"]) == ("EPOCH", [[2, 2]], 0)
+        assert header["credits"]["batches"] == 3
+        feed(core, encode_message("START", {**START, "in_order": False}) + batch(1) + batch(0))
+        assert core.take(stream).batch == 1
+        counts = {"batches": 2, "redelivered": 1}
+        stream.handed = core.take(stream)
+        stream.handed = core.take(stream)
+        assert [header["batch"] for _, header in sent(core)] == [1]
+        assert core.take(stream) is None
+        feed(core, encode_message("END", {"stream": 1, "counts": counts}))
+        assert core.take(stream) is END
+        assert (stream.counts["batches"], stream.counts["redelivered"]) == (3, 1)
+
+    def test_a_split_that_had_not_started_is_asked_for_at_once(self, core):
+        stream = StreamState(EpochOptions(epoch=0, split="g", acked=[[0, 1]]))
+        core.open_stream(stream)
+        (before,) = sent(core)
+        assert before[1]["acked"] == [[0, 1]]
+        assert sent(self.follow(core)) == [before]
+
     def test_numbers_go_on(self, core):
         opened(core)
         reply = core.request("STATS")
