@@ -129,7 +129,7 @@ class StreamState(Standing):
             return
         self.feed = str(header["feed"])
         self.fingerprint = dict(header.get("fingerprint") or {})
-        self.in_order = header.get("in_order") is not False
+        self.in_order = header.get("in_order") is not False and self.split is None
         if self.split is not None:
             total = None  # others have their part of it
         self.exact = total is not None and header.get("exact") is not False
