@@ -74,8 +74,9 @@ class LoopLink(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """Sends what the core has to say, and wakes those it concerns. In the loop's thread."""
         core = self.core
-        if out := core.data_to_send():
-            self._write(b"".join(out))
+        transport = self._transport  # None before the connection is made, and after it is lost
+        if transport is not None and (out := core.data_to_send()):
+            self._write(transport, b"".join(out))
         if self.segments is not None and self.segments.backlog:
             self.segments.flush()
         if core.changed:
@@ -85,11 +86,8 @@ class LoopLink(asyncio.BufferedProtocol):
                     waiter.set_result(None)
             core.changed.clear()
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, transport: asyncio.Transport, data: bytes) -> None:
         """Sends past the transport, which would throw away what it has not read on EPIPE."""
-        transport = self._transport
-        if transport is None:
-            return
         if not transport.get_write_buffer_size():
             try:
                 data = data[self.sock.send(data, _SEND) :]

@@ -66,11 +66,18 @@ class Recovery:
         Raises:
             ConnectTimeout: It said that it will be away for longer.
         """
+        now = time.monotonic()
         self._barren = 0 if core.progressed else self._barren + 1
-        if self._patience is None or self._barren <= _BARREN:
-            self._patience = Patience("reconnect_timeout", self._seconds, again=True)
         patience = self._patience
-        patience.not_before = time.monotonic() + core.back_in
+        if patience is None or self._barren <= _BARREN:
+            patience = self._patience = Patience("reconnect_timeout", self._seconds, again=True)
+        elif now > patience.deadline:
+            raise ConnectTimeout(
+                f"{self._barren} connections in a row were lost before anything came, for longer "
+                f"than {patience}"
+            )
+        pause = min(_FIRST_PAUSE * 2**self._barren, _SILENCE) if self._barren else 0.0
+        patience.not_before = now + max(pause, core.back_in)
         if core.back_in > self._seconds:
             raise ConnectTimeout(
                 f"that is later than {patience} allows: give the client a longer one"
@@ -114,7 +121,7 @@ class Opening:
         # After a loss that has been told already.
         self._speak_at = None if self._patience.again else time.monotonic() + _SILENCE
         self._pause = _FIRST_PAUSE
-        self._reason = "the server said it would be away so long"
+        self._reason = "it is not time to try"
         self._fds: list[int] = []
         self._sock: socket.socket | None = None
         self._done = False

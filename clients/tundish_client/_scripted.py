@@ -17,6 +17,7 @@ from ._protocol.acks import Ack
 from ._protocol.asking import (
     Cancelled,
     EpochAsked,
+    Event,
     FeedsAsked,
     HelloReceived,
     ServerStream,
@@ -66,9 +67,15 @@ class _Play:
 class _Core(ServerConnection):
     """Keeps a record of what clients send."""
 
-    def __init__(self, log: list[tuple[str, dict[str, Any]]]) -> None:
+    def __init__(self, server: ScriptedServer) -> None:
         super().__init__()
-        self._log = log
+        self._log = server.received
+        self._server = server
+
+    def _event(self, message: Message) -> Event | None:
+        if message.kind == "PING" and not self._server.answers:
+            return None
+        return super()._event(message)
 
     def buffer_updated(self, nbytes: int) -> list[Message]:
         messages = super().buffer_updated(nbytes)
@@ -95,7 +102,7 @@ class ScriptedConnection:
         self._server = server
         self._sock = sock
         self._selector = selector
-        self._core = _Core(server.received)
+        self._core = _Core(server)
         self._plays: dict[int, _Play] = {}
         self._out: list[memoryview] = []
         self._cut: int | None = None
@@ -154,6 +161,8 @@ class ScriptedConnection:
             self._epoch(event.stream)
         elif isinstance(event, Cancelled):
             self._plays.pop(event.stream.number, None)
+        elif not self._server.answers:
+            pass
         elif isinstance(event, FeedsAsked):
             self._core.send("FEEDS", {"request": event.request, "feeds": [self._describe()]})
         elif isinstance(event, StatsAsked):
@@ -259,6 +268,10 @@ class ScriptedConnection:
         if cell and not play.stream.ready:
             return False
         play.at += 1
+        if getattr(item, "once", False):
+            if id(item) in self._server.played:
+                return True
+            self._server.played.add(id(item))
         if isinstance(item, BaseException):
             self._core.batch_error(play.stream, number, item, [number])
         elif cell:
@@ -281,6 +294,8 @@ class ScriptedConnection:
         elif isinstance(item, testing.Fail):
             self._plays.pop(play.stream.number)
             self._core.stream_error(play.stream, item.error)
+        elif isinstance(item, testing.Revoke):
+            self._core.revoke(play.stream, item.batches)
         elif isinstance(item, testing.Raw):
             self._send()
             self._out.append(memoryview(item.data))

@@ -6,7 +6,7 @@ goes on with the next batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -116,8 +116,8 @@ class Stream(BaseStream):
         super().__init__(state)
         self._client = client
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Iterator[Any]:
+        return self if self._state.split is None else _Splitting(self)
 
     def __next__(self) -> Any:
         """Returns the next batch; waits for it.
@@ -183,6 +183,23 @@ class Stream(BaseStream):
             interrupt_again()
         except AttributeError:
             pass  # __init__ did not get far
+
+
+class _Splitting:
+    """The iterator of a split stream.
+
+    A generator that delegates to an iterator with a `close` calls that however it ends; here it
+    must not, because an exception acknowledges nothing.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._state, self._client = stream._state, stream._client
+
+    def __iter__(self) -> Self:
+        return self
+
+    __next__ = Stream.__next__  # not a call of it, after which a Ctrl-C could come
 
 
 class AsyncStream(BaseStream):

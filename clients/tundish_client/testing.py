@@ -11,7 +11,8 @@ It runs in a thread, speaks the real protocol over a real Unix socket, and needs
             next(stream)
 
 Every value of the script is a batch, every exception the error in place of one; END follows by
-itself. The steps below do what servers and networks do on bad days.
+itself. The steps below do what servers and networks do on bad days. Those that end the connection
+do so every time they are reached; with `once` they let a client pass that comes back.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from ._protocol.values import encode_value
 from ._scripted import ScriptedConnection
 from ._scripted_arena import Arena
 
-__all__ = ["Batch", "Close", "Cut", "End", "Fail", "Goaway", "Raw", "ScriptedServer", "Silence"]
+__all__ = [
+    "Batch", "Close", "Cut", "End", "Fail", "Goaway", "Raw", "Revoke", "ScriptedServer", "Silence",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Batch:
         value: What the consumer gets.
         samples: The indices of its samples.
         skipped: Indices that `on_error="skip"` left out of it.
-        number: Its number, for feeds out of order; by default its place in the script.
+        number: Its number, for feeds out of order and splits; by default its place in the script.
     """
 
     value: Any
@@ -64,11 +67,14 @@ class Cut:
     """Sends the first bytes of the next message, then closes the connection."""
 
     after: int = 0
+    once: bool = False
 
 
 @dataclass(frozen=True)
 class Close:
     """Closes the connection without a word."""
+
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class Goaway:
 
     reason: str = "shutting down"
     back_in: float | None = None
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,13 @@ class Raw:
     """Sends bytes that need not be a message."""
 
     data: bytes
+
+
+@dataclass(frozen=True)
+class Revoke:
+    """Says that these batches of a split epoch belong to others now."""
+
+    batches: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -116,6 +130,7 @@ class ScriptedServer:
 
     Attributes:
         path: Path of the socket.
+        answers: Whether requests (FEEDS, STATS, PING) are answered; may be changed at any time.
         received: Kind and header of all messages received, in order.
         released: (segment, slot, generation) of all release records received.
         dropped: Segments that a client has unmapped.
@@ -136,6 +151,8 @@ class ScriptedServer:
         self.feed = feed
         self.welcome = welcome
         self.announce = dict(announce or {})
+        self.answers = True
+        self.played: set[int] = set()  # steps that were to be played once
         self.received: list[tuple[str, dict[str, Any]]] = []
         self.released: list[tuple[int, int, int]] = []
         self.dropped: list[int] = []
@@ -271,9 +288,12 @@ class ScriptedServer:
             self._connections.add(ScriptedConnection(self, sock, self._selector))
 
 
+_STEPS = (Silence, Cut, Close, Goaway, Fail, Raw, Revoke, End)
+
+
 def is_value(item: object) -> bool:
     """Whether an item of a script is a batch."""
-    return not isinstance(item, (Silence, Cut, Close, Goaway, Fail, Raw, End, BaseException))
+    return not isinstance(item, (*_STEPS, BaseException))
 
 
 def _size(item: Any) -> int:

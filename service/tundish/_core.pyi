@@ -16,9 +16,10 @@ class Arena:
     Args:
         limit: bytes that segments, their slots lent or free, and heap memory together may take.
             A batch that a stream needs next is admitted all the same.
+        lenient: admits all batches, beyond the limit with heap memory.
     """
 
-    def __new__(cls, limit: int) -> Arena: ...
+    def __new__(cls, limit: int, lenient: bool = False) -> Arena: ...
     @property
     def limit(self) -> int: ...
     @property

@@ -59,7 +59,7 @@ class Lending:
     def allows(self, slot: Slot, nbytes: int, own: int) -> bool:
         """Whether a client that holds `own` bytes may have this slot too."""
         return (
-            self._nbytes + nbytes <= self._limit // 2
+            self._nbytes + nbytes <= self._limit // 4
             or slot in self._holders
             or not self._holders
             or own + nbytes <= self._limit // 8 // max(1, self.clients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
@@ -26,6 +27,16 @@ _PAGE = 4096
 
 _PATIENCE = 1.0
 """Seconds a group waits for one of its streams before the log says so, and again each time."""
+
+_BRIEFLY = 0.25
+"""Seconds that others wait for a laggard at a time where memory is scarce: a production of its own
+would take more of it."""
+
+_PART = 0.05
+"""Of the time, what they wait for it in all, besides that."""
+
+_LOOK = 0.02
+"""Seconds between two looks at whether they have waited long enough."""
 
 
 class Production:
@@ -73,6 +84,8 @@ class Production:
         self._had = frozenset(had)
         self._poked = False
         self._waiting_since: float | None = None
+        self._waiting_for: list[Delivery] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._said = 0.0
         self.number = self._token = hub.pump.register(self._ready)
         try:
@@ -118,7 +131,7 @@ class Production:
         """`member` has been sent a cell."""
         if self.nbytes > self._hub.share_window:
             self._make_room()
-        elif self._hub.is_tight() and member.next == self.high:
+        if self._hub.is_tight() and member.next == self.high:
             self._hub.relieve()
         if self._waiting_since is not None and not self._held_up():
             self._poke()
@@ -136,6 +149,8 @@ class Production:
         """Stop the run. Workers stop before the next sample."""
         self._hub.forget(self)
         self._hub.pump.unregister(self._token)
+        if self._timer is not None:
+            self._timer.cancel()
         self.run.cancel()
         self._cells.clear()
         self.nbytes = 0
@@ -146,7 +161,7 @@ class Production:
         """Let go of the oldest cells until the rest fits the window."""
         while self.nbytes > self._hub.share_window and self.high - self.low > 1:
             behind = [member for member in self.members if member.next == self.low]
-            if any(member.waited_for for member in behind):
+            if any(self._waits_for(member) for member in behind):
                 return
             for member in behind:
                 self._hub.detach(member)
@@ -167,21 +182,43 @@ class Production:
 
     def _held_up(self) -> bool:
         """Whether nothing more is taken from the run, because of a member that is waited for."""
-        if self.nbytes <= self._hub.share_window or not self.late():
-            self._waiting_since = None
-            return False
         now = time.monotonic()
+        late = self.late() if self.nbytes > self._hub.share_window else []
+        if not late:
+            if self._waiting_since is not None:
+                for member in self._waiting_for:
+                    member.spared += now - self._waiting_since
+                self._waiting_since, self._waiting_for = None, []
+            return False
         if self._waiting_since is None:
-            self._waiting_since = self._said = now
+            self._waiting_since, self._waiting_for = now, late
+            self._said = now
+        if self._timer is None and not all(member.waited_for for member in late):
+            self._timer = self._hub.loop.call_later(_LOOK, self._look)
         return True
+
+    def _look(self) -> None:
+        self._timer = None
+        self._poke_now()
 
     def late(self) -> list[Delivery]:
         """The members that the others wait for, when the window is full."""
         return [
             member
             for member in self.members
-            if member.waited_for and member.next == self.low < self.high
+            if member.next == self.low < self.high and self._waits_for(member)
         ]
+
+    def _waits_for(self, member: Delivery) -> bool:
+        """Whether the others wait for `member` rather than that it gets the rest by itself."""
+        if member.waited_for:
+            return True
+        if not self._hub.is_scarce(self.nbytes):
+            return False
+        now = time.monotonic()
+        waited = 0.0 if self._waiting_since is None else now - self._waiting_since
+        in_all = _BRIEFLY + _PART * (now - self.began)
+        return waited < _BRIEFLY and member.spared + waited < in_all
 
     def waited_since(self) -> float | None:
         """When the group began to wait (`time.monotonic`), or None."""

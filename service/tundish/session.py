@@ -36,6 +36,13 @@ __all__ = ["Session"]
 HELLO_TIMEOUT = 10.0
 """Seconds a client has for its HELLO; after it, it may be silent for as long as it likes."""
 
+_AGAIN = 0.1
+"""Seconds after which a connection that has said something is looked at again.
+
+Where a peer is gone that has left bytes unread, uvloop says so once and never again, also if there
+is more to be read before the end.
+"""
+
 MAX_WAITING = 4096
 """Buffers that may wait to be written before no more requests are read."""
 
@@ -75,6 +82,7 @@ class Session:
         self._reading = False
         self._closed = False
         self._deadline = self.loop.call_later(HELLO_TIMEOUT, self._silent)
+        self._again: asyncio.TimerHandle | None = None
         self._read(True)
 
     @property
@@ -110,6 +118,8 @@ class Session:
         if not n:
             self._ended()
             return
+        if self._again is None:
+            self._again = self.loop.call_later(_AGAIN, self._read_again)
         try:
             if self.leases is not None:
                 self.leases.flow()
@@ -123,6 +133,11 @@ class Session:
         self.flush()
         if conn.failed is not None:
             self.close(f"closed: {conn.failed}")
+
+    def _read_again(self) -> None:
+        self._again = None
+        if self._reading:
+            self._readable()
 
     def _ended(self) -> None:
         self.conn.eof_received()
@@ -337,6 +352,8 @@ class Session:
             return
         self._closed = True
         self._deadline.cancel()
+        if self._again is not None:
+            self._again.cancel()
         self._read(False)
         self._outbox.close()
         for delivery in list(self.deliveries.values()):

@@ -118,7 +118,7 @@ class Workers:
         """The memory of batches that stay in this process, of `limit` bytes if made now."""
         with self._lock:
             if self._arena is None:
-                self._arena = _core.Arena(limit)
+                self._arena = _core.Arena(limit, lenient=True)
             return self._arena
 
     def close(self, timeout: float) -> bool:

@@ -1,5 +1,7 @@
 """The client's connection without a socket."""
 
+import gc
+
 import msgpack
 import pytest
 
@@ -196,3 +198,180 @@ def test_requests_are_forgotten_with_their_reply(core):
     del reply
     feed(core, encode_message("STATS", {"request": 1, "stats": {}}))
     assert core.failed is None and not core._replies
+
+
+class TestAnotherConnection:
+    """What is asked for again on the connection after the one that was lost."""
+
+    @pytest.fixture
+    def core(self) -> ClientConnection:
+        return self.connection()
+
+    def connection(self) -> ClientConnection:
+        core = ClientConnection(recovers=True)
+        feed(core, WELCOME)
+        core.data_to_send()
+        return core
+
+    def follow(self, old: ClientConnection) -> ClientConnection:
+        """The connection after `old`, which is lost."""
+        old.eof_received()
+        assert old.recovering
+        core = self.connection()
+        core.adopt(old)
+        return core
+
+    def test_a_stream_that_had_not_started_is_asked_for_as_before(self, core):
+        stream = StreamState(EpochOptions(epoch=3, start=2, group="g", group_size=2))
+        core.open_stream(stream)
+        (before,) = sent(core)
+        core = self.follow(core)
+        assert sent(core) == [before]
+        assert core.streams == {1: stream}
+
+    def test_what_has_come_stays_and_its_credit_comes_with_its_acknowledgement(self, core):
+        stream = opened(core, prefetch=4)
+        feed(core, batch(0, nbytes=640) + batch(1, nbytes=128))
+        stream.handed = core.take(stream)
+        core = self.follow(core)
+        ((kind, header),) = sent(core)
+        assert (kind, header["start"], header["feed"]) == ("EPOCH", 2, "f")
+        assert header["credits"] == {"batches": 3, "bytes": 256 * 2**20 - 768}
+        assert stream.position.batch == 0  # `streams` counts what it hands out
+        stream.handed = core.take(stream)
+        assert stream.handed.batch == 1
+        credit = {"batches": 1, "bytes": 640}
+        assert sent(core) == [["ACK", {"stream": 1, "batch": 0, "credits": credit}]]
+        feed(core, encode_message("START", {**START, "start": 2}) + batch(2))
+        assert core.take(stream).batch == 2
+
+    def test_a_batch_that_is_larger_than_the_credit(self, core):
+        stream = opened(core)
+        feed(core, batch(0, nbytes=2**40))
+        core = self.follow(core)
+        assert sent(core)[0][1]["credits"] == {"batches": 2, "bytes": 0}
+        assert stream.received == 1
+
+    def test_counts_are_those_of_the_whole_stream(self, core):
+        stream = opened(core)
+        error = {"stream": 1, "batch": 1, "type": ["builtins", "KeyError"], "message": "k"}
+        feed(core, batch(0) + encode_message("ERROR", error))
+        core = self.follow(core)
+        counts = {"batches": 1, "errors": 0, "samples": 5}
+        feed(core, encode_message("START", {**START, "start": 2}) + batch(2))
+        feed(core, encode_message("END", {"stream": 1, "counts": counts}))
+        got = []
+        while (cell := core.take(stream)) is not END:
+            got.append(cell.batch)
+            stream.handed = cell
+        assert got == [0, 1, 2]
+        assert (stream.counts["batches"], stream.counts["errors"]) == (3, 1)
+        assert stream.counts["samples"] == 5  # and none in `batch`
+
+    def test_a_batch_that_was_there_already_is_out_of_place(self, core):
+        stream = opened(core)
+        feed(core, batch(0) + batch(1))
+        core = self.follow(core)
+        feed(core, encode_message("START", {**START, "start": 2}) + batch(1))
+        for _ in range(2):
+            stream.handed = core.take(stream)
+        with pytest.raises(ConnectionLost, match="batch 1 of stream 1 came instead of batch 2"):
+            core.take(stream)
+
+    def test_of_a_split_only_what_was_handed_out_counts(self, core):
+        stream = opened(core, split="g")
+        feed(core, batch(2) + batch(0) + batch(1))
+        stream.handed = core.take(stream)
+        core = self.follow(core)
+        assert sent(core) == []  # what the user holds will be acknowledged by asking for more
+        assert stream.state()["acked"] == []
+        assert core.take(stream) is None
+        ((kind, header),) = sent(core)
+        assert (kind, header["acked"], header["start"]) == ("EPOCH", [[2, 2]], 0)
+        assert header["credits"]["batches"] == 3
+        feed(core, encode_message("START", {**START, "in_order": False}) + batch(1) + batch(0))
+        assert core.take(stream).batch == 1
+        counts = {"batches": 2, "redelivered": 1}
+        stream.handed = core.take(stream)
+        stream.handed = core.take(stream)
+        assert [header["batch"] for _, header in sent(core)] == [1]
+        assert core.take(stream) is None
+        feed(core, encode_message("END", {"stream": 1, "counts": counts}))
+        assert core.take(stream) is END
+        assert (stream.counts["batches"], stream.counts["redelivered"]) == (3, 1)
+
+    def test_a_split_that_had_not_started_is_asked_for_at_once(self, core):
+        stream = StreamState(EpochOptions(epoch=0, split="g", acked=[[0, 1]]))
+        core.open_stream(stream)
+        (before,) = sent(core)
+        assert before[1]["acked"] == [[0, 1]]
+        assert sent(self.follow(core)) == [before]
+
+    def test_numbers_go_on(self, core):
+        opened(core)
+        reply = core.request("STATS")
+        core = self.follow(core)
+        assert [kind for kind, _ in sent(core)] == ["STATS", "EPOCH"]
+        feed(core, encode_message("STATS", {"request": 2, "stats": {"a": 1}}))
+        assert reply.take()["stats"] == {"a": 1}
+        other = StreamState(EpochOptions(epoch=1))
+        core.open_stream(other)
+        assert other.number == 3
+
+    def test_what_nobody_waits_for_is_not_asked_again(self, core):
+        reply, stream = core.request("PING"), opened(core)
+        core.cancel(stream)
+        del reply
+        gc.collect()
+        core = self.follow(core)
+        assert sent(core) == []
+        assert not core.busy
+
+    def test_asking_while_there_is_no_connection(self, core):
+        core.eof_received()
+        stream = StreamState(EpochOptions(epoch=1))
+        core.open_stream(stream)
+        core.request("PING")
+        reply = core.request("STATS")
+        assert sent(core) == []
+        core = self.follow(core)
+        assert [kind for kind, _ in sent(core)] == ["STATS", "EPOCH"]
+        assert reply.take() is None
+
+    @pytest.mark.parametrize(
+        "data", [b"\x00", batch(3), encode_message("ERROR", {"type": ["builtins", "OSError"]})]
+    )
+    def test_a_server_that_does_wrong_is_not_asked_again(self, core, data):
+        stream = opened(core)
+        feed(core, data)
+        core.eof_received()
+        assert not core.recovering
+        with pytest.raises(ConnectionLost):
+            core.take(stream)
+
+    def test_giving_up_names_both_reasons(self, core):
+        stream = opened(core)
+        reply = core.request("PING")
+        core.eof_received()
+        core.give_up(TimeoutError("not there"))
+        with pytest.raises(ConnectionLost, match=r"without an END; not there; resume .*start=0"):
+            core.take(stream)
+        with pytest.raises(ConnectionLost, match="not there"):
+            reply.take()
+        assert not core.busy
+
+    def test_a_stream_over_the_servers_limits_fails_alone(self, core):
+        stream = opened(core)
+        other = StreamState(EpochOptions(epoch=1, feed="x" * 2000))
+        core.open_stream(other)
+        assert len(sent(core)) == 1
+        core.eof_received()
+        small = ClientConnection(recovers=True)
+        limits = {"head": 1000, "body": 0}
+        feed(small, encode_message("WELCOME", {"version": 1, "limits": limits}))
+        small.data_to_send()
+        small.adopt(core)
+        assert len(sent(small)) == 1
+        with pytest.raises(ValueError, match="EPOCH takes"):
+            small.take(other)
+        assert small.take(stream) is None

@@ -1,49 +1,18 @@
 """What a stream tells of itself: length, counts, skipped samples, streams out of order."""
 
-import asyncio
-
 import pytest
 
-from tundish_client import AsyncClient, BatchInfo, Client, TundishError
+from helpers.clients import KINDS, Reader
+from tundish_client import BatchInfo, Client, TundishError
 from tundish_client.testing import Batch, Close, ScriptedServer
 
 UNKNOWN = {"batches": None, "samples": None, "padded": None, "dropped": None}
 SKIPS = [Batch("a", [0, 1]), Batch("b", [3], [2]), OSError("no"), Batch("d", [6], [4, 5])]
 
 
-class Reader:
-    """Either client, used from a test that is not async."""
-
-    def __init__(self, kind: str, server: ScriptedServer) -> None:
-        self._runner = asyncio.Runner() if kind == "async" else None
-        self._client = AsyncClient(server.path) if kind == "async" else Client(server.path)
-
-    def epoch(self, **options):
-        return self._client.epoch(0, **options)
-
-    def start(self, stream):
-        if self._runner is not None:
-            self._runner.run(stream.__aenter__())
-
-    def next(self, stream):
-        if self._runner is None:
-            return next(stream, "end")
-        return self._runner.run(anext(stream, "end"))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self._runner is None:
-            self._client.close()
-        else:
-            self._runner.run(self._client.aclose())
-            self._runner.close()
-
-
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture(params=KINDS)
 def read(request):
-    return lambda server: Reader(request.param, server)
+    return lambda server: Reader(request.param, server.path)
 
 
 def test_a_length_that_is_not_known_is_a_type_error(read):

@@ -1,6 +1,9 @@
 """Ctrl-C: seen within 100 ms, gone within 1 s, nothing lost."""
 
+import os
+import shutil
 import textwrap
+import threading
 
 import pytest
 
@@ -113,6 +116,36 @@ def test_while_connecting(program, peer, tmp_path):
         check(interrupt(program, server.path, folder=tmp_path, delay=100 * MS))
 
 
+PAUSES = {
+    name: program.replace("(sys.argv[1])", "(sys.argv[1], reconnect_timeout=60)")
+    for name, program in PROGRAMS.items()
+    if name != "sync between batches"
+}
+
+
+@pytest.mark.parametrize("after", ["nothing", "a silent server"])
+@pytest.mark.parametrize("name", PAUSES)
+def test_while_the_server_is_away(name, after, tmp_path):
+    server = ScriptedServer([b"x", Silence()]).start()
+    silent = ScriptedServer(path=server.path, welcome=False)
+
+    def leave():
+        server.wait_for(lambda: bool(server.kinds("ACK")))  # the second next() has begun
+        server.stop()
+        if after != "nothing":
+            os.makedirs(os.path.dirname(server.path))
+            silent.start()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    try:
+        check(interrupt(PAUSES[name], server.path, folder=tmp_path, delay=300 * MS))
+    finally:
+        thread.join()
+        silent.stop()
+        shutil.rmtree(os.path.dirname(server.path), ignore_errors=True)
+
+
 LOSES_NOTHING = """
     import signal, sys, threading, time, os
     from tundish_client import Client, ConnectionLost
@@ -194,6 +227,32 @@ def test_a_storm_of_interrupts_loses_nothing(busy, tmp_path):
         assert len([x for x in missing.rstrip("]").split(",") if x]) <= caught // 4
     else:
         assert (got, missing) == (n, "]") and lost <= caught // 4
+
+
+def test_a_storm_of_interrupts_while_reconnecting_loses_nothing(tmp_path):
+    import subprocess
+    import sys
+
+    n = 60
+    script = []
+    for i in range(n):
+        script += [[i, b"x" * 2000], Silence(0.004)]
+        if i % 5 == 2:
+            script.append(Close(once=True))
+    program = LOSES_NOTHING.replace("(sys.argv[1])", "(sys.argv[1], reconnect_timeout=20)")
+    (tmp_path / "storm.py").write_text(textwrap.dedent(program))
+    with ScriptedServer(script, shared_memory=True) as server:
+        run = subprocess.run(
+            [sys.executable, tmp_path / "storm.py", server.path, "idle", str(n)],
+            capture_output=True,
+            text=True,
+            timeout=15,
+        )
+    assert run.returncode == 0, run.stderr
+    numbers, missing = run.stdout.strip().split(" [")
+    got, caught, lost = map(int, numbers.split())
+    assert caught >= 30
+    assert (got, missing, lost) == (n, "]", 0), run.stderr
 
 
 def test_ctrl_c_after_the_server_is_gone(tmp_path):

@@ -154,8 +154,9 @@ class Nursery:
             epoch: which epoch.
             job: ``asynchronous``: with `AsyncClient`; ``client``: arguments of the client;
                 ``pause``: seconds after each batch; ``pauses``: seconds by how many batches it has
-                had; ``leave``: break after so many batches; ``fail``: raise there instead; the
-                rest are arguments of ``epoch``.
+                had; ``leave``: break after so many batches; ``fail``: raise there instead;
+                ``hold``: keep all batches, and look at the end whether they are what they were;
+                the rest are arguments of ``epoch``.
         """
         log = self.folder / f"{len(self.consumers)}.log"
         log.touch()
@@ -201,20 +202,36 @@ class _Reader:
         self._fail = job.pop("fail", None)
         self._socket = job.pop("socket")
         self._client = job.pop("client", {})
+        self._held: list[tuple[Any, str]] | None = [] if job.pop("hold", False) else None
 
     def write(self, **line: Any) -> None:
         os.write(self._fd, json.dumps(line | {"at": time.monotonic()}).encode() + b"\n")
 
     def _take(self, stream: Any, value: Any) -> bool:
         """Writes a batch down; whether to leave."""
-        self.write(batch=stream.info.batch, digest=digest(value))
+        found = digest(value)
+        self.write(batch=stream.info.batch, digest=found)
         self._had += 1
+        if self._held is not None:
+            self._held.append((value, found))
         if self._had == self._fail:
             raise Left
         return self._had == self._leave
 
+    def check_held(self) -> None:
+        """Raises AssertionError if a batch is not what it was."""
+        for value, was in self._held or ():
+            assert digest(value) == was, "a batch that the consumer held has changed"
+
     def _rest(self) -> float:
         return float(self._pauses.get(str(self._had), self._pause))
+
+    def _over(self, counts: dict[str, int]) -> None:
+        self.check_held()
+        if self._had == self._leave:
+            self.write(left=self._had)
+        else:
+            self.write(end=counts)
 
     def read(self) -> None:
         with Client(self._socket, **self._client) as client:
@@ -222,10 +239,10 @@ class _Reader:
             with closing(stream):
                 for value in stream:
                     if self._take(stream, value):
-                        self.write(left=self._had)
-                        return
+                        break
                     time.sleep(self._rest())
-                self.write(end=dict(stream.counts))
+                counts = dict(stream.counts)
+        self._over(counts)
 
     async def aread(self) -> None:
         async with AsyncClient(self._socket, **self._client) as client:
@@ -233,10 +250,10 @@ class _Reader:
             async with stream:
                 async for value in stream:
                     if self._take(stream, value):
-                        self.write(left=self._had)
-                        return
+                        break
                     await asyncio.sleep(self._rest())
-                self.write(end=dict(stream.counts))
+                counts = dict(stream.counts)
+        self._over(counts)
 
 
 def _consume(job: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import textwrap
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -104,10 +105,13 @@ class Watch:
     def wait_until_idle(self) -> None:
         wait_for(self.idle, "the end of all streams, runs and leases")
 
-    def held(self) -> tuple[int, int]:
-        """Descriptors and threads of the server."""
+    def held(self) -> "Counter[str]":
+        """The server's threads, and its descriptors by kind, but for those of its memory."""
         folder = f"/proc/{self._pid}"
-        return len(os.listdir(f"{folder}/fd")), len(os.listdir(f"{folder}/task"))
+        links = [_link(f"{folder}/fd/{fd}") for fd in os.listdir(f"{folder}/fd")]
+        found = Counter(link.partition(":[")[0] for link in links if link)
+        found["threads"] = len(os.listdir(f"{folder}/task"))
+        return Counter({kind: n for kind, n in found.items() if not kind.startswith("/memfd:")})
 
     def close(self) -> None:
         self.client.close()
@@ -117,3 +121,11 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _link(path: str) -> str:
+    """Where a link leads; nothing if it has gone meanwhile."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

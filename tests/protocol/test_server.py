@@ -190,6 +190,58 @@ def test_a_batch_size_that_is_none_fails_the_connection(conn, wrong):
     assert "batch_size" in str(conn.failed)
 
 
+def test_an_epoch_may_ask_for_company(conn):
+    (plain,) = say(conn, epoch(1))
+    (group,) = say(conn, epoch(2, group="g", group_size=3, on_lag="wait"))
+    (split,) = say(conn, epoch(3, split="s", acked=[[4, 6], [1, 1]]))
+    asked = [
+        (s.group, s.group_size, s.split, s.on_lag, s.done)
+        for s in (plain.stream, group.stream, split.stream)
+    ]
+    assert asked == [
+        (None, None, None, "detach", []),
+        ("g", 3, None, "wait", []),
+        (None, None, "s", "detach", [4, 5, 6, 1]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("group", 3), ("group_size", 0), ("group_size", 2.0), ("split", ["s"]), ("on_lag", "no"),
+        ("acked", 7), ("acked", [[2, 1]]), ("acked", [[-1, 1]]), ("acked", [[1]]),
+        ("acked", [[0, 2**62]]), ("acked", [[0, 2**23], [0, 2**23]]), ("acked", [3]),
+    ],
+)  # fmt: skip
+def test_company_that_is_none_fails_the_connection(conn, name, wrong):
+    say(conn, epoch(**{name: wrong}))
+    assert name in str(conn.failed)
+
+
+@pytest.mark.parametrize("other", [{"start": 1}, {"world_size": 2}, {"group_size": 2}])
+def test_what_does_not_go_together_with_split_fails_the_connection(conn, other):
+    say(conn, epoch(split="s", **other))
+    assert "split" in str(conn.failed)
+
+
+def test_acknowledgements_of_a_split_are_collected(conn):
+    (plain,) = say(conn, epoch(1))
+    (split,) = say(conn, epoch(2, split="s"))
+    for number in (1, 2):
+        say(conn, ack_message(number, 7, 0))
+        say(conn, encode_message("ACK", {"stream": number, "batch": 3}))
+    assert (plain.stream.acks, split.stream.acks) == ([], [7, 3])
+    (event,) = say(conn, encode_message("CANCEL", {"stream": 2, "batch": 5}))
+    assert event == Cancelled(split.stream)
+    assert split.stream.acks == [7, 3, 5]
+
+
+def test_batches_are_revoked(conn):
+    (split,) = say(conn, epoch(2, split="s"))
+    conn.revoke(split.stream, [5, 2**40])
+    assert conn.data_to_send() == [encode_message("REVOKE", {"stream": 2, "batches": [5, 2**40]})]
+
+
 def test_what_fits_no_limit_is_neither_sent_nor_charged(conn):
     (asked,) = say(conn, epoch())
     conn.peer_limits = type(conn.limits)(head=64, body=64)

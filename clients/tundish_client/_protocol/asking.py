@@ -160,6 +160,8 @@ class ServerStream:
         sized = header.get("group_size") is not None
         self.group_size = read_integer(header, "group_size", 1, 2**20) if sized else None
         self.split: str | None = _optional(header, "split", str)
+        if self.split is not None and (self.start or self.world_size > 1 or self.group_size):
+            raise ProtocolError("EPOCH with split can't have a start, ranks or a group_size")
         self.done = _ranges(header.get("acked"))
         self.acks: list[int] = []
         wanted: bool | None = _optional(header, "shared_memory", bool)

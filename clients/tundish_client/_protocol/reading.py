@@ -13,8 +13,6 @@ from .standing import COUNTS, Standing
 
 __all__ = ["StreamState"]
 
-_TAKEN = ("batches", "samples", "skipped", "errors")
-
 
 class _Before(NamedTuple):
     """What had come when the stream was asked for on its present connection."""
@@ -131,7 +129,7 @@ class StreamState(Standing):
             return
         self.feed = str(header["feed"])
         self.fingerprint = dict(header.get("fingerprint") or {})
-        self.in_order = header.get("in_order") is not False
+        self.in_order = header.get("in_order") is not False and self.split is None
         if self.split is not None:
             total = None  # others have their part of it
         self.exact = total is not None and header.get("exact") is not False
@@ -244,8 +242,6 @@ class StreamState(Standing):
         ):
             if counts[name] != number:
                 raise ProtocolError(f"{epoch} had {number} {what}, but END says {counts[name]}")
-        if self.split is not None:  # without what was dropped on the way, or revoked
-            counts |= {name: self.taken[name] for name in _TAKEN}
         self.true = MappingProxyType(counts)
         self.ended = True
         self.seen.clear()

@@ -83,13 +83,18 @@ class Standing:
     @property
     def counts(self) -> Mapping[str, int]:
         """See `Stream.counts`."""
-        if self.true is not None and (not self.cells or self.cells[-1] is self.handed):
-            return self.true
-        counts = {**self.announced, "skipped": self.taken["skipped"]}
-        counts["errors"] = self.taken["errors"]
+        true = self.true
+        if true is not None and (not self.cells or self.cells[-1] is self.handed):
+            if self.split is None:
+                return true
+        else:
+            true = None
+        names = ["skipped", "errors"]
         if self.started and self.total is None:
-            counts |= {name: self.taken[name] for name in ("batches", "samples")}
-        return MappingProxyType(counts)
+            # Of a split also after the end: without what was revoked, or dropped in a loss.
+            names += ["batches", "samples"]
+        counts = {name: self.taken[name] for name in names}
+        return MappingProxyType({**(true or self.announced), **counts})
 
     def _due(self) -> int:
         """The batches from the first to the end, as far as START could tell."""

@@ -64,6 +64,8 @@ pub trait MemoryListener: Send + Sync {
 /// See the module's text.
 pub struct Arena {
     limit: u64,
+    /// Whether batches may be begun whatever the limit says.
+    lenient: bool,
     room: Mutex<Room>,
     listeners: Mutex<Vec<Weak<dyn MemoryListener>>>,
 }
@@ -100,8 +102,18 @@ impl Arena {
     /// An empty arena that holds at most `limit` bytes (a batch that a stream needs next
     /// may exceed it, since nothing else would ever make room).
     pub fn new(limit: u64) -> Arc<Self> {
+        Self::make(limit, false)
+    }
+
+    /// An arena that refuses nothing: beyond `limit` bytes batches get memory of the heap. For
+    /// a process that keeps its own batches, where this would only take the workers away.
+    pub fn lenient(limit: u64) -> Arc<Self> {
+        Self::make(limit, true)
+    }
+
+    fn make(limit: u64, lenient: bool) -> Arc<Self> {
         let room = Room::new(limit);
-        Arc::new(Self { limit, room: Mutex::new(room), listeners: Mutex::default() })
+        Arc::new(Self { limit, lenient, room: Mutex::new(room), listeners: Mutex::default() })
     }
 
     fn room(&self) -> MutexGuard<'_, Room> {
@@ -122,17 +134,19 @@ impl Arena {
         }
     }
 
-    /// Sets memory aside for a batch to come of `bytes`, or of a size that nobody knows,
-    /// unless that would pass the limit. `needed` batches are never refused. Makes no system
-    /// call.
+    /// Sets memory aside for a batch to come of `bytes`, or of a size that nobody knows.
+    /// Batches that are `needed` next are never refused; others may fill three quarters of the
+    /// limit, so that there is memory for the needed ones. Makes no system call.
     pub fn reserve(self: &Arc<Self>, bytes: Option<u64>, needed: bool) -> Option<Reservation> {
         let mut room = self.room();
-        if let Some(place) = bytes.and_then(|bytes| room.take(bytes)) {
+        let needed = needed || self.lenient;
+        let ahead = needed || room.may_run_ahead(bytes);
+        if ahead && let Some(place) = bytes.and_then(|bytes| room.take(bytes)) {
             drop(room);
             let slot = Some(Body::of_slot(Arc::clone(self), place));
             return Some(Reservation { arena: Arc::clone(self), slot, bytes: 0 });
         }
-        let cost = room.cost(bytes);
+        let cost = if ahead { room.cost(bytes) } else { None };
         if cost.is_none() && !needed {
             room.refused = true;
             return None;
@@ -244,8 +258,7 @@ impl Arena {
 
     /// Bytes that batches take, those in the making among them; free slots are not.
     pub fn busy(&self) -> u64 {
-        let room = self.room();
-        room.lent + room.heap + room.reserved
+        self.room().busy()
     }
 
     /// The usage at this moment.

@@ -59,13 +59,23 @@ fn pages(bytes: u64) -> u64 {
 /// The size of slots for batches of `bytes`: somewhat larger, so that a larger batch fits as
 /// well, if there is room for that. `None` if there is no room.
 fn slot_bytes(bytes: u64, room: u64) -> Option<u64> {
-    let sizes = [bytes + bytes / 4, bytes].into_iter().map(pages);
+    let sizes = [bytes + bytes / 8, bytes].into_iter().map(pages);
     sizes.into_iter().find(|&bytes| bytes <= room)
 }
 
 impl Room {
     pub(crate) fn new(limit: u64) -> Self {
         Self { limit, ..Self::default() }
+    }
+
+    /// Bytes that batches take.
+    pub(crate) fn busy(&self) -> u64 {
+        self.lent + self.heap + self.reserved
+    }
+
+    /// Whether a batch that nobody needs next may be begun.
+    pub(crate) fn may_run_ahead(&self, bytes: Option<u64>) -> bool {
+        self.busy() + bytes.unwrap_or(0) <= self.limit / 2
     }
 
     /// Bytes that may still be added.

@@ -37,6 +37,10 @@ pub struct Run {
     deadlines: Option<Deadlines>,
     /// Whether somebody is finding out what the next batch consists of.
     reading: AtomicBool,
+    /// Whether somebody has asked for a cell that isn't there yet.
+    asked: AtomicBool,
+    /// Whether a claim was refused for want of memory.
+    refused: AtomicBool,
     totals: Totals,
 }
 
@@ -74,6 +78,8 @@ impl Run {
             bell: OnceLock::new(),
             deadlines: options.timeout.map(Deadlines::new),
             reading: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
             totals: Totals::default(),
             options,
         })
@@ -93,7 +99,14 @@ impl Run {
     /// Takes the next cell, if there is one. Never blocks.
     pub fn take(&self) -> Take<Cell> {
         let taken = self.window.take();
+        if matches!(taken, Take::Pending) {
+            self.asked.store(true, Ordering::SeqCst);
+            if self.refused.swap(false, Ordering::SeqCst) {
+                self.ring(); // what was refused is needed now
+            }
+        }
         if let Take::Ready(_, cell) = &taken {
+            self.asked.store(false, Ordering::Relaxed);
             if let Ok(batch) = cell {
                 self.totals.samples.fetch_add(batch.samples.len() as u64, Ordering::Relaxed);
                 self.totals.skipped.fetch_add(batch.skipped.len() as u64, Ordering::Relaxed);
@@ -192,13 +205,29 @@ impl Run {
             if !self.options.encode {
                 return Some(None);
             }
-            let largest = self.options.largest.load(Ordering::Relaxed);
-            self.options.arena.reserve((largest > 0).then_some(largest), needed).map(Some)
+            self.reserve(needed).map(Some)
         });
         if reads && claim.is_none() {
             self.reading.store(false, Ordering::Release);
         }
         claim
+    }
+
+    /// Memory for the next batch; `next` says that no other is under way or waits to be taken.
+    fn reserve(&self, next: bool) -> Option<Reservation> {
+        let largest = self.options.largest.load(Ordering::Relaxed);
+        let bytes = (largest > 0).then_some(largest);
+        let reserve = || {
+            let needed = next && self.asked.load(Ordering::SeqCst);
+            self.options.arena.reserve(bytes, needed)
+        };
+        let reservation = reserve();
+        if reservation.is_some() || !next {
+            return reservation;
+        }
+        // Said before the second look: whoever asks after it finds the word.
+        self.refused.store(true, Ordering::SeqCst);
+        reserve()
     }
 
     /// Stores a cell. A closed window gives it back.

@@ -258,6 +258,25 @@ fn encoded_batches_keep_to_the_memory_limit_and_the_next_one_always_fits() {
 }
 
 #[test]
+fn beyond_the_limit_nothing_is_made_before_somebody_asks() {
+    let encode = |task: &Arc<Task>| {
+        task.allocate(100_000)?;
+        Ok(Loaded::Encoded(vec![0xc0]))
+    };
+    let options = RunOptions { encode: true, arena: Arena::new(1000), ..options(8) };
+    let run = Run::new(plan(3, 1), source(encode), options);
+    let pool = pool(2);
+    run.start_on(&pool);
+    for number in 0..3 {
+        std::thread::sleep(Duration::from_millis(30));
+        // Of the first one nobody knows that it is too large.
+        assert_eq!(run.counts().claimed, number.max(1));
+        assert_eq!(next(&run).unwrap().unwrap().batch, number);
+    }
+    assert!(next(&run).is_none());
+}
+
+#[test]
 fn the_size_of_batches_is_known_from_runs_before_and_from_the_source() {
     struct Sized;
     impl Source for Sized {

@@ -21,8 +21,9 @@ pub(crate) struct PyArena(pub(crate) Arc<Arena>);
 #[pymethods]
 impl PyArena {
     #[new]
-    fn new(limit: u64) -> Self {
-        Self(Arena::new(limit))
+    #[pyo3(signature = (limit, lenient=false))]
+    fn new(limit: u64, lenient: bool) -> Self {
+        Self(if lenient { Arena::lenient(limit) } else { Arena::new(limit) })
     }
 
     #[getter]

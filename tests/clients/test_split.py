@@ -1,0 +1,611 @@
+"""Split epochs as a client sees them: what acknowledges a batch, and what a stream remembers."""
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import json
+import threading
+
+import pytest
+
+from helpers.clients import END, KINDS, Reader
+from helpers.timing import MS
+from tundish_client import AsyncClient, Client, ConfigError, ConnectionLost, TundishError
+from tundish_client._protocol.ranges import Ranges
+from tundish_client.testing import Batch, Close, Fail, Revoke, ScriptedServer, Silence
+
+PRINT = {"seed": 7, "samples": 40, "order": "stable/1", "batch_size": 4, "drop_last": False}
+SAID = {"batches": 10, "exact": False, "in_order": False, "fingerprint": PRINT}
+
+
+def batches(*numbers):
+    return [Batch(f"batch {n}", [4 * n, 4 * n + 1], number=n) for n in numbers]
+
+
+def serve(*script, **options):
+    return ScriptedServer(script, announce=SAID, **options)
+
+
+@pytest.fixture(params=KINDS)
+def reader(request):
+    """Opens clients of one kind."""
+    readers = []
+
+    def open_(server, **options):
+        readers.append(Reader(request.param, server.path, **options))
+        return readers[-1]
+
+    yield open_
+    for reader in readers:
+        reader.__exit__()
+
+
+class Oops(Exception):
+    pass
+
+
+def break_(client):
+    for _ in client.epoch(0, split="g"):
+        break
+
+
+def return_(client):
+    for batch in client.epoch(0, split="g"):
+        return batch
+    return None
+
+
+def return_a_constant(client):
+    for _ in client.epoch(0, split="g"):
+        return 1
+    return None
+
+
+def break_out_of_a_view(client):
+    for _ in enumerate(client.epoch(0, split="g")):
+        break
+
+
+def break_in_a_loop_in_a_try(client):
+    try:
+        for _ in client.epoch(0, split="g"):
+            try:
+                break
+            finally:
+                len("x")
+    finally:
+        len("y")
+
+
+def break_after_an_exception(client):
+    for _ in client.epoch(0, split="g"):
+        try:
+            raise Oops
+        except Oops:
+            break
+
+
+def close(client):
+    stream = client.epoch(0, split="g")
+    next(stream)
+    stream.close()
+    stream.close()
+
+
+def with_(client):
+    with client.epoch(0, split="g") as stream:
+        next(stream)
+
+
+def break_in_with(client):
+    with client.epoch(0, split="g") as stream:
+        for _ in stream:
+            break
+
+
+def return_in_with(client):
+    with client.epoch(0, split="g") as stream:
+        for batch in stream:
+            return batch
+    return None
+
+
+def with_while_an_exception_is_handled(client):
+    try:
+        raise Oops
+    except Oops:
+        with_(client)
+
+
+def raise_(client):
+    with contextlib.suppress(Oops):
+        for _ in client.epoch(0, split="g"):
+            raise Oops
+
+
+def raise_in_a_function(client):
+    def train(_):
+        raise Oops
+
+    try:
+        for batch in client.epoch(0, split="g"):
+            train(batch)
+    except Oops:
+        pass
+
+
+def raise_in_an_inner_try(client):
+    with contextlib.suppress(Oops):
+        for _ in client.epoch(0, split="g"):
+            try:
+                raise Oops
+            finally:
+                len("x")
+
+
+def raise_in_with(client):
+    with contextlib.suppress(Oops), client.epoch(0, split="g") as stream:
+        for _ in stream:
+            raise Oops
+
+
+def close_while_an_exception_is_handled(client):
+    stream = client.epoch(0, split="g")
+    try:
+        next(stream)
+        raise Oops
+    except Oops:
+        stream.close()
+
+
+def closing(client):
+    with contextlib.suppress(Oops), contextlib.closing(client.epoch(0, split="g")) as stream:
+        next(stream)
+        raise Oops
+
+
+def delete(client):
+    stream = client.epoch(0, split="g")
+    next(stream)
+    del stream
+
+
+def forget(client):
+    stream = client.epoch(0, split="g")
+    next(stream)
+    cycle = [stream]
+    cycle.append(cycle)
+    del stream, cycle
+    gc.collect()
+
+
+def leave_a_function(client):
+    def read():
+        stream = client.epoch(0, split="g")
+        next(stream)
+
+    read()
+
+
+def raise_around_a_generator(client):
+    def batches():
+        yield from client.epoch(0, split="g")
+
+    with contextlib.suppress(Oops):
+        for _ in batches():
+            raise Oops
+
+
+def one_next(client):
+    next(client.epoch(0, split="g"))
+
+
+def a_generator(client):
+    def batches():
+        yield from client.epoch(0, split="g")
+
+    for _ in batches():
+        break
+
+
+ACKNOWLEDGE = [
+    break_, return_, return_a_constant, break_out_of_a_view, break_in_a_loop_in_a_try,
+    break_after_an_exception, close, with_, break_in_with, return_in_with,
+    with_while_an_exception_is_handled,
+]  # fmt: skip
+GIVE_BACK = [
+    raise_, raise_in_a_function, raise_in_an_inner_try, raise_in_with,
+    close_while_an_exception_is_handled, closing, delete, forget, leave_a_function, one_next,
+    a_generator, raise_around_a_generator,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("leave", [*ACKNOWLEDGE, *GIVE_BACK])
+def test_only_a_clean_end_acknowledges(leave):
+    with serve(*batches(3, 5, 7), Silence()) as server, Client(server.path) as client:
+        leave(client)
+        gc.collect()
+        client.ping()
+        expected = {"stream": 1, "batch": 3} if leave in ACKNOWLEDGE else {"stream": 1}
+        assert server.kinds("CANCEL") == [expected]
+        assert not server.kinds("ACK")
+
+
+async def abreak(client):
+    async for _ in client.epoch(0, split="g"):
+        break
+
+
+async def areturn(client):
+    async for batch in client.epoch(0, split="g"):
+        return batch
+    return None
+
+
+async def aclose(client):
+    stream = client.epoch(0, split="g")
+    await anext(stream)
+    await stream.aclose()
+
+
+async def awith(client):
+    async with client.epoch(0, split="g") as stream:
+        async for _ in stream:
+            break
+
+
+async def awith_while_an_exception_is_handled(client):
+    try:
+        raise Oops
+    except Oops:
+        await awith(client)
+
+
+async def araise(client):
+    with contextlib.suppress(Oops):
+        async for _ in client.epoch(0, split="g"):
+            raise Oops
+
+
+async def araise_in_with(client):
+    with contextlib.suppress(Oops):
+        async with client.epoch(0, split="g") as stream:
+            await anext(stream)
+            raise Oops
+
+
+async def aclose_while_an_exception_is_handled(client):
+    stream = client.epoch(0, split="g")
+    try:
+        await anext(stream)
+        raise Oops
+    except Oops:
+        await stream.aclose()
+
+
+async def adelete(client):
+    stream = client.epoch(0, split="g")
+    await anext(stream)
+    del stream
+
+
+async def acancel(client):
+    async def read():
+        async for _ in client.epoch(0, split="g"):
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(read())
+    await asyncio.sleep(30 * MS)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+AACKNOWLEDGE = [abreak, areturn, aclose, awith, awith_while_an_exception_is_handled]
+AGIVE_BACK = [
+    araise, araise_in_with, aclose_while_an_exception_is_handled, adelete, acancel,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("leave", [*AACKNOWLEDGE, *AGIVE_BACK])
+async def test_only_a_clean_end_acknowledges_async(leave):
+    with serve(*batches(3, 5, 7), Silence()) as server:
+        async with AsyncClient(server.path) as client:
+            await leave(client)
+            gc.collect()
+            await asyncio.sleep(0)
+            await client.ping()
+            expected = {"stream": 1, "batch": 3} if leave in AACKNOWLEDGE else {"stream": 1}
+            assert server.kinds("CANCEL") == [expected]
+
+
+class TestStream:
+    def test_batches_come_in_any_order_with_gaps_and_again(self, reader):
+        with serve(*batches(3, 1, 9, 4, 1)) as server:
+            client = reader(server)
+            stream = client.epoch(split="g")
+            got = client.outcomes(stream)
+            assert got == ["batch 3", "batch 1", "batch 9", "batch 4", "batch 1", END]
+            assert (stream.info.batch, stream.counts["batches"]) == (1, 5)
+            assert stream.counts["samples"] == 10
+            assert server.kinds("EPOCH")[0]["split"] == "g"
+
+    def test_a_batch_is_acknowledged_by_asking_for_the_next(self, reader):
+        with serve(*batches(3, 1, 9), Silence()) as server:
+            client = reader(server)
+            stream = client.epoch(split="g")
+            seen = []
+            for _ in range(3):
+                client.next(stream)
+                seen.append(stream.state_dict()["acked"])
+            assert seen == [[], [[3, 3]], [[1, 1], [3, 3]]]
+            client.run(client.client.ping())
+            assert [ack["batch"] for ack in server.kinds("ACK")] == [3, 1]
+
+    def test_there_is_no_position_but_a_state(self, reader):
+        with serve(*batches(0, 1, 2, 5), Silence()) as server:
+            client = reader(server)
+            stream = client.epoch(4, split="g", batch_size=4)
+            for _ in range(4):
+                client.next(stream)
+            with pytest.raises(TundishError, match=r"split='g'.*no position.*state_dict"):
+                _ = stream.position
+            state = stream.state_dict()
+            assert state == {
+                "feed": "scripted", "epoch": 4, "split": "g", "acked": [[0, 2]],
+                "fingerprint": PRINT, "batch_size": 4,
+            }  # fmt: skip
+            assert json.loads(json.dumps(state)) == state
+            assert repr(stream).endswith("of feed 'scripted' at epoch 4, split 'g'>")
+            with pytest.raises(TypeError, match="split='g'"):
+                len(stream)
+            assert bool(stream)
+
+    def test_resume_joins_again(self, reader):
+        state = {
+            "feed": "scripted", "epoch": 4, "split": "g", "acked": [[0, 2], [5, 5]],
+            "fingerprint": PRINT, "batch_size": 4,
+        }  # fmt: skip
+        with serve(*batches(3, 4)) as server:
+            client = reader(server)
+            stream = client.client.resume(json.loads(json.dumps(state)))
+            assert stream.state_dict() == state
+            assert client.outcomes(stream) == ["batch 3", "batch 4", END]
+            (asked,) = server.kinds("EPOCH")
+            assert (asked["split"], asked["acked"]) == ("g", [[0, 2], [5, 5]])
+            assert (asked["fingerprint"], asked["start"]) == (PRINT, 0)
+            assert (asked["epoch"], asked["batch_size"]) == (4, 4)
+            assert stream.state_dict()["acked"] == [[0, 5]]
+
+    def test_counts_are_of_what_was_handed_out(self, reader):
+        script = [*batches(3), OSError("no"), *batches(9)]
+        with serve(*script) as server:
+            client = reader(server)
+            stream = client.epoch(split="g")
+            seen = []
+            for _ in range(3):
+                client.outcomes(stream, 1)
+                seen.append([stream.counts[name] for name in ("batches", "samples", "errors")])
+            assert seen == [[1, 2, 0], [2, 2, 1], [3, 4, 1]]
+
+    def test_a_closed_stream_remembers_its_last_batch(self):
+        with serve(*batches(3, 1), Silence()) as server, Client(server.path) as client:
+            with client.epoch(0, split="g") as stream:
+                next(stream), next(stream)
+            assert stream.state_dict()["acked"] == [[1, 1], [3, 3]]
+
+
+class TestRevoked:
+    def test_what_was_not_handed_out_is_dropped_and_its_credit_returns(self, reader):
+        with serve(*batches(3, 1, 9), Revoke([1, 9]), *batches(4, 5)) as server:
+            client = reader(server)
+            stream = client.epoch(split="g", prefetch=4)
+            assert client.next(stream) == "batch 3"
+            threading.Event().wait(60 * MS)
+            assert client.outcomes(stream) == ["batch 4", "batch 5", END]
+            (credit,) = server.kinds("CREDIT")
+            assert credit["credits"]["batches"] == 2
+            assert credit["credits"]["bytes"] > 0
+            assert stream.counts["batches"] == 3
+            assert stream.state_dict()["acked"] == [[3, 5]]
+
+    def test_what_the_user_holds_is_not_acknowledged_any_more(self, reader):
+        with serve(*batches(3), Silence(100 * MS), Revoke([3]), *batches(1)) as server:
+            client = reader(server)
+            stream = client.epoch(split="g")
+            assert client.outcomes(stream) == ["batch 3", "batch 1", END]
+            assert stream.state_dict()["acked"] == [[1, 1]]
+
+    def test_what_was_acknowledged_too_late_is_not(self, reader):
+        with serve(*batches(3, 1), Silence(50 * MS), Revoke([3, 1, 8]), *batches(3)) as server:
+            client = reader(server)
+            stream = client.epoch(split="g")
+            assert client.outcomes(stream) == ["batch 3", "batch 1", "batch 3", END]
+            assert stream.state_dict()["acked"] == [[3, 3]]
+
+    def test_a_clean_end_does_not_acknowledge_it(self):
+        with serve(*batches(3), Silence(20 * MS), Revoke([3]), Silence()) as server:
+            with Client(server.path) as client:
+                with client.epoch(0, split="g") as stream:
+                    next(stream)
+                    threading.Event().wait(60 * MS)
+                    client.ping()  # takes in what has come
+                assert stream.state_dict()["acked"] == []
+                client.ping()
+                assert server.kinds("CANCEL") == [{"stream": 1}]
+
+    def test_a_slow_consumer_looks_before_it_takes_the_next(self, reader):
+        """What came while the user was busy is taken in, although there is a batch at hand."""
+        script = [*batches(3, 1), Silence(30 * MS), Revoke([3, 1]), *batches(4)]
+        with serve(*script) as server:
+            client = reader(server)
+            stream = client.epoch(split="g", prefetch=4)
+            assert client.next(stream) == "batch 3"
+            threading.Event().wait(90 * MS)  # also the loop is not running
+            assert client.outcomes(stream) == ["batch 4", END]
+
+
+class TestLosingTheServer:
+    def test_ranges_are_brought_to_the_next_one(self, reader):
+        script = [*batches(3, 1, 9), Close(once=True), *batches(4)]
+        with serve(*script) as server:
+            client = reader(server, reconnect_timeout=10)
+            stream = client.epoch(split="g", prefetch=1)
+            got = client.outcomes(stream)
+            assert got[:2] == ["batch 3", "batch 1"]
+            first, second = server.kinds("EPOCH")
+            assert "acked" not in first
+            assert "fingerprint" not in first
+            assert (second["split"], second["start"]) == ("g", 0)
+            assert second["fingerprint"] == PRINT
+            # All that was handed out is acknowledged, the last by asking for the next.
+            taken = sorted(int(value.split()[1]) for value in got[: got.index("batch 3", 1)])
+            assert [n for a, b in second["acked"] for n in range(a, b + 1)] == taken
+
+    def test_in_hand_while_the_server_is_away_nothing_is_said(self, path_of_two):
+        """The stream joins again when the user asks for more, and knows then what to tell."""
+        path, serve_at = path_of_two
+        with serve_at([*batches(3, 1), Silence()], path):
+            client = Client(path, reconnect_timeout=10)
+            stream = client.epoch(0, split="g")
+            next(stream), next(stream)
+        with serve_at([*batches(4), Silence()], path) as server:
+            client.ping()
+            assert not server.kinds("EPOCH")
+            assert next(stream) == "batch 4"
+            assert server.kinds("EPOCH")[0]["acked"] == [[1, 1], [3, 3]]
+        client.close()
+
+    def test_a_clean_end_without_having_joined_again_tells_what_was_acknowledged(self, path_of_two):
+        path, serve_at = path_of_two
+        with serve_at([*batches(3, 1), Silence()], path):
+            client = Client(path, reconnect_timeout=10)
+            streams = [client.epoch(0, split="g") for _ in range(2)]
+            for stream in streams:
+                next(stream), next(stream)
+        with serve_at([Silence()], path) as server:
+            client.ping()
+            streams[0].close()
+            del streams[1], stream
+            client.ping()
+            (first, second), cancels = server.kinds("EPOCH"), server.kinds("CANCEL")
+            assert (first["acked"], second["acked"]) == ([[3, 3]], [[3, 3]])
+            assert first["credits"] == {"batches": 0, "bytes": 0}
+            assert cancels == [{"stream": 1, "batch": 1}, {"stream": 2}]
+        client.close()
+
+    def test_when_the_time_runs_out_the_loss_says_how_to_join_again(self, reader):
+        with serve(*batches(3), Close()) as server:
+            client = reader(server)
+            stream = client.epoch(split="g")
+            client.next(stream)
+            with pytest.raises(ConnectionLost, match=r"split='g' again.*state_dict") as caught:
+                client.next(stream)
+            assert caught.value.position is None
+            assert stream.state_dict()["acked"] == [[3, 3]]
+
+    def test_an_error_of_the_stream(self, reader):
+        with serve(*batches(3), Fail(RuntimeError("gone"))) as server:
+            client = reader(server)
+            got = client.outcomes(client.epoch(split="g"))
+            assert got[0] == "batch 3"
+            assert str(got[1]) == "gone"
+
+
+@pytest.fixture
+def path_of_two(tmp_path_factory):
+    """A path, and a way to serve there."""
+    import shutil
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="tundish-")
+
+    def serve_at(script, path):
+        return ScriptedServer(script, path=path, announce=SAID)
+
+    yield f"{folder}/s", serve_at
+    shutil.rmtree(folder)
+
+
+TOGETHER = {
+    "a start": ({"split": "g", "start": 3}, ["split='g'", "start=3"]),
+    "ranks": ({"split": "g", "world_size": 2}, ["split='g'", "world_size=2"]),
+    "a group": ({"split": "g", "group": "h"}, ["split='g'", "group='h'"]),
+    "a group's size": ({"split": "g", "group_size": 2}, ["split='g'", "group_size=2"]),
+    "waiting": ({"split": "g", "on_lag": "wait"}, ["split='g'", "on_lag='wait'"]),
+    "a size without a group": ({"group_size": 2}, ["group_size=2", "group='...'"]),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_what_does_not_go_together_is_named(name):
+    options, words = TOGETHER[name]
+    with serve() as server, Client(server.path) as client:
+        for asking in (client, AsyncClient(server.path)):
+            with pytest.raises(ConfigError) as caught:
+                asking.epoch(0, **options)
+            assert all(word in str(caught.value) for word in words), str(caught.value)
+        assert not server.kinds("EPOCH")
+
+
+STATE = {"feed": None, "epoch": 0, "split": "g", "acked": [[0, 2]], "fingerprint": {}}
+REFUSED = {
+    "a split of int": (STATE | {"split": 3}, {}, ["split", "3"]),
+    "no ranges": (STATE | {"acked": 7}, {}, ["acked", "7"]),
+    "ranges of one": (STATE | {"acked": [[1]]}, {}, ["acked", "[[1]]"]),
+    "ranges backwards": (STATE | {"acked": [[3, 1]]}, {}, ["acked", "[[3, 1]]"]),
+    "ranges of float": (STATE | {"acked": [[0.5, 1]]}, {}, ["acked", "0.5"]),
+    "ranges below 0": (STATE | {"acked": [[-1, 1]]}, {}, ["acked", "-1"]),
+    "an epoch of str": (STATE | {"epoch": "0"}, {}, ["epoch", "'0'"]),
+    "ranks": (STATE, {"world_size": 2, "rank": 0}, ["split='g'", "world_size=2"]),
+    "a group": (STATE, {"group": "h"}, ["split='g'", "group='h'"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_states_that_are_none_are_named(name):
+    state, options, words = REFUSED[name]
+    with serve() as server, Client(server.path) as client:
+        for asking in (client, AsyncClient(server.path)):
+            with pytest.raises(ConfigError) as caught:
+                asking.resume(state, **options)
+            assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["feed", "group", "split"])
+def test_names_that_are_no_text(name):
+    with pytest.raises(ConfigError, match=name):
+        AsyncClient("/tmp/x").epoch(0, **{name: "\ud800"})
+
+
+def test_groups_and_lag_are_asked_for(reader):
+    with serve(*batches(0)) as server:
+        client = reader(server)
+        client.outcomes(client.epoch(group="g", group_size=3, on_lag="wait"))
+        client.outcomes(client.client.resume(STATE | {"split": None, "batch": 0}, group="h"))
+        client.outcomes(client.epoch())
+        first, second, third = server.kinds("EPOCH")
+        assert (first["group"], first["group_size"], first["on_lag"]) == ("g", 3, "wait")
+        assert (second["group"], "group_size" in second) == ("h", False)
+        assert not {"group", "group_size", "split", "on_lag", "acked"} & set(third)
+
+
+def test_ranges_are_a_set_of_numbers():
+    import random
+
+    rng = random.Random(3)
+    ranges, numbers = Ranges([[3, 5], [0, 1], [5, 8]]), {0, 1, *range(3, 9)}
+    for _ in range(3000):
+        number = rng.randrange(60)
+        if rng.random() < 0.6:
+            ranges.add(number)
+            numbers.add(number)
+        else:
+            ranges.discard(number)
+            numbers.discard(number)
+        pairs = ranges.pairs()
+        assert [n for a, b in pairs for n in range(a, b + 1)] == sorted(numbers)
+        assert all(b + 1 < c for (_, b), (c, _) in itertools.pairwise(pairs))
+        assert len(ranges) == len(numbers)
+        assert (number in ranges) == (number in numbers)

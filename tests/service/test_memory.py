@@ -1,0 +1,311 @@
+"""The memory limit, with consumers that read, that stand still and that keep what they get.
+
+What the server says of its memory is compared with what the kernel says of its process.
+"""
+
+import asyncio
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from helpers.datasets import arrays
+from helpers.timing import MS, until, wait_for
+from tundish import ArrayDataset, AsyncClient, Client, DataLoader, serve
+from tundish.leases import Lending
+
+MIB = 2**20
+
+#: Pages of a freshly made array of zeros that is only read take no memory.
+NATIVE = """
+    import numpy as np
+    from tundish import ArrayDataset, DataLoader
+    data = ArrayDataset(x=np.zeros(({rows}, {nbytes} // 8)), i=np.arange({rows}))
+    train = DataLoader(data, num_workers=2)
+"""
+PYTHON = """
+    import numpy as np
+    from tundish import DataLoader
+    zeros = np.zeros({nbytes} // 8)
+    class Zeros:
+        def __len__(self): return {rows}
+        def __getitem__(self, i): return {{"x": zeros, "i": i}}
+    train = DataLoader(Zeros(), num_workers=8)
+"""
+
+
+def measured(pid: int) -> tuple[int, int]:
+    """Bytes of memory that this process has: in memfds of Tundish, and of its own."""
+    shared = private = 0
+    name = ""
+    with open(f"/proc/{pid}/smaps") as file:
+        for line in file:
+            field, *rest = line.split()
+            if field == "Rss:" and name.startswith("/memfd:tundish"):
+                shared += int(rest[0]) * 1024
+            elif field == "Anonymous:":
+                private += int(rest[0]) * 1024
+            elif re.match(r"[0-9a-f]+-[0-9a-f]+$", field):
+                name = " ".join(rest[4:])
+    return shared, private
+
+
+class Watch:
+    """Looks at a service's memory again and again, from the side of the kernel and from its own.
+
+    Attributes:
+        used: The most that it said.
+        real: The most that it had, besides what it had at first.
+        beyond: The most that it had more than it said.
+    """
+
+    def __init__(self, service) -> None:
+        self.client = Client(service.socket)
+        self._pid = service.process.pid
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.used = self.real = self.beyond = 0
+
+    @property
+    def memory(self):
+        return self.client.stats()["memory"]
+
+    def _look(self) -> None:
+        _, before = measured(self._pid)
+        while not self._stop.is_set():
+            shared, private = measured(self._pid)
+            real = shared + private - before
+            used = self.memory["used"]
+            self.used, self.real = max(self.used, used), max(self.real, real)
+            if used == self.memory["used"]:  # else it has changed since the kernel was asked
+                self.beyond = max(self.beyond, real - used)
+            time.sleep(5 * MS)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.client.close()
+
+
+@contextmanager
+def stalled(service, **options) -> Iterator[list]:
+    """A consumer that stands still behind its first batch, and then reads the rest."""
+    numbers: list[int] = []
+    with Client(service.socket, **options) as client:
+        stream = client.epoch(0)
+        numbers.append(int(next(stream)["i"][0]))
+        yield numbers
+        numbers.extend(int(batch["i"][0]) for batch in stream)
+
+
+def read_all(service, epochs, **options):
+    """Reads each epoch with a client of its own, all at a time; the numbers that each has got."""
+    results = []
+
+    def read(epoch):
+        with Client(service.socket, **options) as client:
+            results.append([int(batch["i"][0]) for batch in client.epoch(epoch)])
+
+    threads = [threading.Thread(target=read, args=(epoch,)) for epoch in epochs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+class TestTheLimit:
+    ROWS = 150
+
+    @pytest.mark.parametrize("shared_memory", [True, False], ids=["slots", "inline"])
+    @pytest.mark.parametrize("consumers", [1, 2, 8])
+    @pytest.mark.parametrize("source", [NATIVE, PYTHON], ids=["native", "python"])
+    def test_holds_while_one_of_several_consumers_stands_still(
+        self, serve, source, consumers, shared_memory
+    ):
+        limit = 48 * MIB
+        service = serve(
+            source.format(rows=self.ROWS, nbytes=MIB), "train", "--memory-limit", str(limit)
+        )
+        everything = list(range(self.ROWS))
+        with Watch(service) as watch:
+            if consumers == 1:
+                assert read_all(service, [0], shared_memory=shared_memory) == [everything]
+            else:
+                with stalled(service, shared_memory=shared_memory) as numbers:
+                    others = [0] * (consumers - 1)
+                    found = read_all(service, others, shared_memory=shared_memory)
+                    assert found == [everything] * (consumers - 1)
+                assert numbers == everything
+            peak = watch.memory["peak"]
+        assert 2 * MIB < watch.used <= limit
+        assert 2 * MIB < peak <= limit
+        # The interpreter's own memory grows a little as it works.
+        assert watch.real <= limit + 8 * MIB
+        assert watch.beyond <= 8 * MIB
+
+    def test_is_passed_by_a_batch_for_each_run_at_most(self, serve):
+        """Eight epochs at a time of batches that are a quarter of the limit each."""
+        limit, nbytes, runs = 16 * MIB, 4 * MIB, 8
+        service = serve(
+            NATIVE.format(rows=20, nbytes=nbytes), "train", "--memory-limit", str(limit)
+        )
+        with Watch(service) as watch, stalled(service) as numbers:
+            found = read_all(service, range(1, runs))
+            assert found == [list(range(20))] * (runs - 1)
+            peak = watch.memory["peak"]
+        assert numbers == list(range(20))
+        assert limit // 2 < peak <= limit + runs * (nbytes + 4096)
+        assert watch.real <= limit + runs * nbytes + 8 * MIB
+
+    def test_holds_against_those_who_keep_their_batches(self, serve):
+        """Two that keep everything do not take the memory from a third one."""
+        limit = 32 * MIB
+        source = NATIVE.format(rows=100, nbytes=MIB)
+        service = serve(source, "train", "--memory-limit", str(limit))
+        with Watch(service) as watch, Client(service.socket) as one, Client(service.socket) as two:
+            kept = [list(client.epoch(number)) for number, client in enumerate((one, two))]
+            assert [len(batches) for batches in kept] == [100, 100]
+            stats = watch.client.stats()
+            assert stats["slots"]["leased"] > 0
+            assert stats["memory"]["lent"] <= limit // 2
+            assert read_all(service, [2, 3]) == [list(range(100))] * 2
+            assert all(int(b["i"][0]) == i for batches in kept for i, b in enumerate(batches))
+            assert watch.memory["peak"] <= limit
+
+    def test_holds_while_members_of_a_split_epoch_stand_still(self, serve):
+        """Long prefetches are no way to have the whole epoch in memory, unacknowledged."""
+        limit = 16 * MIB
+        source = NATIVE.format(rows=60, nbytes=MIB)
+        service = serve(source, "train", "--memory-limit", str(limit))
+        options = {"split": "all", "prefetch": 100}
+        with Watch(service) as watch:
+            with Client(service.socket) as one, Client(service.socket) as two:
+                first, second = one.epoch(0, **options), two.epoch(0, **options)
+                numbers = [int(next(stream)["i"][0]) for stream in (first, second)]
+                time.sleep(100 * MS)
+                assert watch.memory["used"] <= limit
+                rest: list[int] = []
+
+                def read(stream):
+                    rest.extend(int(batch["i"][0]) for batch in stream)
+
+                reader = threading.Thread(target=read, args=(second,))
+                reader.start()
+                read(first)
+                reader.join()
+            assert sorted(numbers + rest) == list(range(60))
+            assert watch.memory["peak"] <= limit
+
+
+class TestTwoSizes:
+    async def test_both_go_on_at_a_time(self, path):
+        """One feed's slots don't keep the other from having any."""
+        feeds = {
+            "large": DataLoader(ArrayDataset(x=np.zeros((80, 2**17))), num_workers=2),
+            "small": DataLoader(ArrayDataset(x=np.zeros((400, 2**11))), num_workers=2),
+        }
+
+        def read(feed, epochs, seen):
+            with Client(path) as client:
+                for number in range(epochs):
+                    for _ in client.epoch(number, feed=feed):
+                        slots = client.stats()["slots"]["leased"]
+                        seen.append(slots)
+
+        async with serve(feeds, socket=path, memory_limit=8 * MIB) as server:
+            large: list[int] = []
+            small: list[int] = []
+            await asyncio.gather(
+                asyncio.to_thread(read, "large", 2, large),
+                asyncio.to_thread(read, "small", 2, small),
+            )
+            assert (len(large), len(small)) == (160, 800)
+            sent = {feed["feed"]: feed["totals"] for feed in server.stats()["feeds"]}
+            assert sent["small"]["batches"] == 800
+            assert server.stats()["memory"]["peak"] <= 8 * MIB + 2 * (MIB + 4096)
+            assert server.stats()["slots"]["total"] > 0
+
+
+class TestRest:
+    async def test_memory_goes_back_when_nothing_is_going_on(self, path, monkeypatch):
+        monkeypatch.setattr("tundish.server._REST", 30 * MS)
+        async with serve(arrays(), socket=path) as server:
+            async with AsyncClient(path) as client:
+                held = [batch async for batch in client.epoch(0)]
+                assert server.stats()["memory"]["capacity"] > 0
+                await asyncio.sleep(100 * MS)
+                assert server.stats()["memory"]["lent"] > 0
+                assert [batch["x"][0] for batch in held] == list(range(0, 100, 10))
+                del held
+                again = client.epoch(1)
+                await anext(again)
+                await asyncio.sleep(100 * MS)
+                assert server.stats()["memory"]["capacity"] > 0  # a stream is open
+                await again.aclose()
+                await until(lambda: server.stats()["memory"]["used"] == 0, "the end")
+                assert server.stats()["slots"] == {
+                    "lent": 0, "total": 0, "leased": 0, "quarantined": 0,
+                }  # fmt: skip
+                assert len([batch async for batch in client.epoch(2)]) == 10
+
+    def test_the_process_gives_it_back_too(self, serve):
+        service = serve(NATIVE.format(rows=40, nbytes=4 * MIB))
+        with Client(service.socket) as client:
+            assert len(list(client.epoch(0, prefetch=8))) == 40
+            assert measured(service.process.pid)[0] >= 8 * MIB
+            wait_for(lambda: client.stats()["memory"]["used"] == 0, "the rest")
+            assert measured(service.process.pid)[0] == 0
+            names = [os.readlink(f"/proc/{service.process.pid}/fd/{fd}") for fd in fds(service)]
+            assert not [name for name in names if "memfd:tundish" in name]
+
+
+def fds(service):
+    return os.listdir(f"/proc/{service.process.pid}/fd")
+
+
+class TestLending:
+    def test_a_slot_that_several_have_counts_once(self):
+        lending = Lending(1000)
+        lending.clients = 2
+        for _ in range(2):
+            assert lending.allows((0, 0, 0), 250, 0)
+            lending.lend((0, 0, 0), 250)
+        assert not lending.allows((0, 1, 0), 63, 0)
+        assert lending.allows((0, 1, 0), 62, 0)  # its part of an eighth
+        assert not lending.allows((0, 1, 0), 62, 1)
+        assert lending.allows((0, 0, 0), 250, 250)
+        lending.take_back((0, 0, 0), 250)
+        assert not lending.allows((0, 1, 0), 63, 0)
+        lending.take_back((0, 0, 0), 250)
+        assert lending.allows((0, 1, 0), 250, 0)
+
+    def test_one_is_lent_however_large(self):
+        lending = Lending(1000)
+        assert lending.allows((0, 0, 0), 5000, 0)
+        lending.lend((0, 0, 0), 5000)
+        assert not lending.allows((0, 1, 0), 5000, 0)
+
+    async def test_two_streams_of_a_client_never_share_an_array(self, path):
+        """The client has a slot mapped once: what one stream's user writes the other would see."""
+        async with serve(arrays(100, 10), socket=path) as server:
+            async with AsyncClient(path) as client:
+                one, two = client.epoch(0), client.epoch(0)
+                for number in range(10):
+                    first, second = await anext(one), await anext(two)
+                    assert first["x"][0] == second["x"][0] == number * 10
+                    first["x"][:] = -1
+                    assert second["x"].tolist() == list(range(number * 10, number * 10 + 10))
+                    del first
+                    await asyncio.sleep(0)
+                    assert second["x"].tolist() == list(range(number * 10, number * 10 + 10))
+                assert server.hub.stats() == [] or len(server.hub.stats()) == 1
