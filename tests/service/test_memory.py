@@ -187,23 +187,27 @@ class TestTheLimit:
         limit = 16 * MIB
         source = NATIVE.format(rows=60, nbytes=MIB)
         service = serve(source, "train", "--memory-limit", str(limit))
-        options = {"split": "all", "prefetch": 100}
+
+        async def read(hold):
+            async with AsyncClient(service.socket, shared_memory=False) as client:
+                stream = client.epoch(0, split="all", prefetch=100)
+                numbers = [int((await anext(stream))["i"][0])]
+                await hold.wait()
+                return numbers + [int(batch["i"][0]) async for batch in stream]
+
+        async def main():
+            hold = asyncio.Event()
+            readers = [asyncio.ensure_future(read(hold)) for _ in range(2)]
+            await asyncio.sleep(300 * MS)  # what they are sent they take in
+            held = await asyncio.to_thread(lambda: watch.client.stats()["runs"][0])
+            hold.set()
+            one, two = await asyncio.gather(*readers)
+            return held, one + two
+
         with Watch(service) as watch:
-            with Client(service.socket) as one, Client(service.socket) as two:
-                first, second = one.epoch(0, **options), two.epoch(0, **options)
-                numbers = [int(next(stream)["i"][0]) for stream in (first, second)]
-                time.sleep(100 * MS)
-                assert watch.memory["used"] <= limit
-                rest: list[int] = []
-
-                def read(stream):
-                    rest.extend(int(batch["i"][0]) for batch in stream)
-
-                reader = threading.Thread(target=read, args=(second,))
-                reader.start()
-                read(first)
-                reader.join()
-            assert sorted(numbers + rest) == list(range(60))
+            held, numbers = asyncio.run(main())
+            assert sorted(numbers) == list(range(60))
+            assert 0 < held["bytes"] <= limit
             assert watch.memory["peak"] <= limit
 
 
@@ -234,6 +238,24 @@ class TestTwoSizes:
             assert sent["small"]["batches"] == 800
             assert server.stats()["memory"]["peak"] <= 8 * MIB + 2 * (MIB + 4096)
             assert server.stats()["slots"]["total"] > 0
+
+    async def test_slots_of_one_go_when_the_other_needs_the_room(self, path):
+        feeds = {
+            "large": DataLoader(ArrayDataset(x=np.zeros((4, 2**17)))),
+            "small": DataLoader(ArrayDataset(x=np.zeros((40, 2**16)))),
+        }
+
+        async with serve(feeds, socket=path, memory_limit=3 * MIB // 2) as server:
+            async with AsyncClient(path) as client:
+                assert len([batch async for batch in client.epoch(0, feed="large")]) == 4
+                assert server.stats()["memory"]["capacity"] > MIB
+                lent = []
+                async for batch in client.epoch(0, feed="small"):
+                    assert batch["x"].nbytes == MIB // 2
+                    lent.append(server.stats()["slots"]["leased"])
+                assert len(lent) == 40
+                assert lent[-1] > 0  # and the client has unmapped the large one
+                assert server.stats()["memory"]["peak"] <= 3 * MIB // 2 + MIB
 
 
 class TestRest:
