@@ -2,14 +2,14 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use crate::arena::{Arena, Reservation};
 use crate::body::{ALIGNMENT, Body};
 use crate::cancel::Cancel;
 use crate::error::{Error, Foreign};
 use crate::reader::Portion;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// Something that can produce a batch from sample indices.
 ///
