@@ -211,6 +211,87 @@ class TestTheLimit:
             assert watch.memory["peak"] <= limit
 
 
+class Counted:
+    """Samples of half a MiB that count how often they are loaded."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.loads = 0
+        self._zeros = np.zeros(2**16)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int):
+        self.loads += 1
+        return {"x": self._zeros, "i": index}
+
+
+class TestScarcity:
+    async def test_consumers_of_one_epoch_stay_together(self, path):
+        """Where the window is small, those ahead wait a moment for the others."""
+        dataset = Counted(100)
+
+        def read():
+            with Client(path) as client:
+                return [int(batch["i"][0]) for batch in client.epoch(0, prefetch=1)]
+
+        loader = DataLoader(dataset, num_workers=1)
+        async with serve(loader, socket=path, memory_limit=6 * MIB) as server:
+            found = await asyncio.gather(*(asyncio.to_thread(read) for _ in range(5)))
+            assert found == [list(range(100))] * 5
+            assert dataset.loads <= 200  # by themselves they would load 500
+            assert server.stats()["memory"]["peak"] <= 6 * MIB
+
+    async def test_but_not_for_one_that_stands_still(self, path):
+        async with serve(DataLoader(Counted(60)), socket=path, memory_limit=6 * MIB) as server:
+            async with AsyncClient(path) as slow, AsyncClient(path) as fast:
+                late = slow.epoch(0, prefetch=1)
+                await anext(late)
+                began = time.monotonic()
+                assert len([batch async for batch in fast.epoch(0)]) == 60
+                assert time.monotonic() - began < 1000 * MS
+                (stream,) = server.stats()["streams"]
+                assert stream["detached"] == 1
+                assert [int(b["i"][0]) async for b in late] == list(range(1, 60))
+
+    @pytest.mark.parametrize("split", [None, "all"])
+    @pytest.mark.parametrize("kind", ["native", "python", "iterable", "unordered"])
+    async def test_a_limit_below_one_batch_stops_nobody(self, path, kind, split):
+        """Everything is made on the heap then, one at a time, and only when somebody asks."""
+        n, loader = 12, DataLoader(ArrayDataset(x=np.zeros((12, 2**18)), i=np.arange(12)))
+        large = {"x": np.zeros(2**18)}
+        if kind == "python":
+            loader = DataLoader([large | {"i": i} for i in range(n)], num_workers=4)
+        elif kind == "iterable":
+            loader = DataLoader(Iterable([large | {"i": i} for i in range(n)]))
+        elif kind == "unordered":
+            samples = [large | {"i": i} for i in range(n)]
+            loader = DataLoader(samples, num_workers=4, in_order=False)
+
+        async def read(client, options):
+            return [int(batch["i"][0]) async for batch in client.epoch(0, **options)]
+
+        options = {} if split is None else {"split": split}
+        async with serve(loader, socket=path, memory_limit=MIB) as server:
+            async with AsyncClient(path) as one, AsyncClient(path, shared_memory=False) as two:
+                found = await asyncio.gather(*(read(client, options) for client in (one, two)))
+            if split is None:
+                assert [sorted(numbers) for numbers in found] == [list(range(n))] * 2
+            else:
+                assert sorted(found[0] + found[1]) == list(range(n))
+            assert server.stats()["memory"]["peak"] < 8 * 2 * MIB
+            await until(lambda: server.stats()["memory"]["heap"] == 0, "the heap")
+
+
+class Iterable:
+    def __init__(self, samples) -> None:
+        self.samples = samples
+
+    def __iter__(self):
+        return iter(self.samples)
+
+
 class TestTwoSizes:
     async def test_both_go_on_at_a_time(self, path):
         """One feed's slots don't keep the other from having any."""
