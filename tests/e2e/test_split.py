@@ -231,10 +231,11 @@ class TestProcesses:
         assert flat(consumer.indices for consumer in consumers) == EVERY
         assert sum(consumer.counts["batches"] for consumer in consumers) == N
 
-    def test_the_service_is_killed_while_one_is_busy(self, service, consume):
+    @pytest.mark.parametrize("kind", ["sync", "uvloop"])
+    def test_the_service_is_killed_while_one_is_busy(self, service, consume, kind):
         """It comes back late; what it had acknowledged before is not given out again."""
         patient = {"client": {"reconnect_timeout": 20}}
-        busy = consume("sync", pause=700 * MS, prefetch=1, **patient)
+        busy = consume(kind, pause=700 * MS, busy=True, prefetch=1, **patient)
         quick = consume("uvloop", pause=25 * MS, prefetch=1, **patient)
         consume.go()
         busy.wait_for(3)
@@ -395,7 +396,8 @@ def test_a_loss_without_reconnecting_says_how_to_join_again(service, reader):
             got.append(client.next(stream))
     assert caught.value.position is None
     service.restart()
-    rest = client.outcomes(reader().client.resume(stream.state_dict()))[:-1]
+    later = reader()
+    rest = later.outcomes(later.client.resume(stream.state_dict()))[:-1]
     assert len(got) + len(rest) == N
 
 
