@@ -74,7 +74,7 @@ format: build ## rewrite sources with ruff and rustfmt
 	@$(VENV)/bin/ruff check --fix -q $(CODE)
 	@cargo fmt --manifest-path $(RUST) --all
 
-bench: build $(PEERS)/.installed ## compare with a bare loop, PyTorch and dataloader-rs, side by side
+bench: build $(PEERS)/.installed ## compare with a bare loop, PyTorch, dataloader-rs, tensorsocket
 	$(say) "bench: sides interleaved in one run; JSON in bench/results/"
 	@$(PY) bench/run.py
 

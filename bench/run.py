@@ -257,7 +257,7 @@ def show(work: Work) -> None:
     for row in work.rows:
         ratio = row["median"] / reference
         if work.metric in MORE_IS_BETTER:
-            ratio = 1 / ratio
+            ratio = 1 / ratio if ratio else float("inf")
         spread = f"{row['low']:.4g} .. {row['high']:.4g}"
         cpu = f"{row['cpu_ms_per_sample' if per_sample else 'cpu_seconds']:7.2f}"
         lost = f"  lost {row['lost']} samples" if row["lost"] else ""

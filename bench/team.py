@@ -55,11 +55,11 @@ def turn(members: list[Member], epoch: int, limit: int, expected: int) -> dict[s
     results = [json.loads(member.line()) for member in members]
     seconds = time.perf_counter() - begun
     cpu = side.cpu_seconds() - before
-    # Those who connect first measure from then on.
-    seconds = (
-        max((r["wall"] for r in results), default=seconds) if "wall" in results[0] else seconds
-    )
     samples = sum(r["samples"] for r in results)
+    warm = sum(r.get("warm", 0) for r in results)
+    if warm:  # they have read an epoch before the one that counts
+        seconds = max(r["seconds"] for r in results)
+        cpu *= samples / max(1, samples + warm)
     lost = len(members) * expected - samples
     checks = {r["check"] for r in results}
     return {
