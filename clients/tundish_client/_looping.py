@@ -38,6 +38,7 @@ class LoopLink(asyncio.BufferedProtocol):
         self._recovery = Recovery(options.path, options.patience)
         self._search: asyncio.Task[None] | None = None
         self._opening: Opening | None = None  # of the search
+        self._found = False
         self._heard = 0  # how often something has come
 
     async def connect(self) -> None:
@@ -45,7 +46,9 @@ class LoopLink(asyncio.BufferedProtocol):
         try:
             await self.loop.create_unix_connection(lambda: self, sock=self.sock)
         except BaseException:
-            self.sock.close()
+            with contextlib.suppress(OSError):  # uvloop has closed it already
+                self.sock.close()
+            self._is_gone()  # a transport that was not made may never say so
             raise
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -70,9 +73,12 @@ class LoopLink(asyncio.BufferedProtocol):
         self.core.eof_received()  # a reset says no more than an end: what had come was read
         self._transport = None
         self.flush()
+        self._is_gone()
+        self.recover()
+
+    def _is_gone(self) -> None:
         if not self.gone.done():
             self.gone.set_result(None)
-        self.recover()
 
     def flush(self) -> None:
         """Sends what the core has to say, and wakes those it concerns. In the loop's thread."""
@@ -129,8 +135,8 @@ class LoopLink(asyncio.BufferedProtocol):
         """Closes the connection; does not wait."""
         self.core.recovers = False
         self.core.lose(ConnectionLost("the client was closed"))
-        if self._search is not None:
-            self._search.cancel()
+        if self._search is not None and not self._found:
+            self._search.cancel()  # else it is about to make a transport
         if self.segments is not None:
             self.segments.close()
         self.flush()
@@ -162,15 +168,18 @@ class LoopLink(asyncio.BufferedProtocol):
             patience = self._recovery.after(self.core)
             opening = self._opening = Opening(self._options, patience)
             await _open(opening)
+            self._found = True
             self._adopt(opening)
             await self.connect()
             self._recovery.succeeded()
+            if self._transport is not None and not self.core.recovers:  # it was shut meanwhile
+                self._transport.abort()
         except ConnectError as error:
             self._give_up(error)
         except Exception as error:  # nobody may wait for ever, whatever it is
             self._give_up(ConnectError(f"reconnecting failed: {error!r}"))
         finally:
-            self._search = None
+            self._search, self._found = None, False
             if self._opening is not None:
                 self._opening.abandon()
                 self._opening = None
@@ -180,6 +189,7 @@ class LoopLink(asyncio.BufferedProtocol):
         old, segments = self.core, self.segments
         self.core, self.segments = opening.core, opening.segments
         self.sock = opening.detach()
+        self._opening = None
         self.gone = self.loop.create_future()
         self.core.adopt(old)
         if segments is not None:
