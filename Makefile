@@ -13,6 +13,8 @@ RUST_SOURCES := $(shell find rustcore -name '*.rs' -not -path '*/target/*') \
 PY := $(VENV)/bin/python
 # Without a bound the models had not ended after seven minutes; with four they take five seconds.
 LOOM_MAX_PREEMPTIONS ?= 4
+ROUNDS ?= 1000
+SEED ?=
 CODE := service clients tests examples bench
 
 export PIP_CONSTRAINT := $(abspath constraints.txt)
@@ -20,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 say = @printf '\033[1m== %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust parity lint type format bench docs-check clean
+.PHONY: help build demo test test-rust soak parity lint format bench docs-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -45,11 +47,17 @@ test-rust: $(VENV)/.tools ## the engine's tests, its doctests, and the loom mode
 	@LOOM_MAX_PREEMPTIONS=$(LOOM_MAX_PREEMPTIONS) RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=rustcore/target/loom \
 		cargo test --manifest-path $(RUST) -p tundish-engine --locked --test loom --release -q
 
+soak: build ## rounds of consumers that come, lag, leave and are killed; SEED=, ROUNDS=
+	$(say) "soak: $(ROUNDS) rounds; any of them can be repeated alone by its seed"
+	@PYTHONPATH=tests $(PY) -m soak --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
 parity: build $(PARITY)/.installed ## the same options give the same batches as PyTorch and dataloader-rs
 	$(say) "parity: Tundish beside PyTorch and dataloader-rs, in one process"
 	@$(PARITY)/bin/python -m pytest -q tests/parity
 
-lint: build type ## ruff, rustfmt, clippy and the types; any warning fails
+lint: build ## ruff, mypy --strict, rustfmt and clippy; any warning fails
+	$(say) "lint: mypy"
+	@$(VENV)/bin/mypy
 	$(say) "lint: ruff"
 	@$(VENV)/bin/ruff check $(CODE)
 	@$(VENV)/bin/ruff format --check $(CODE)
@@ -60,17 +68,13 @@ lint: build type ## ruff, rustfmt, clippy and the types; any warning fails
 	@PYO3_CONFIG_FILE=$(abspath rustcore/pyext/free-threaded.cfg) CARGO_TARGET_DIR=rustcore/target/free-threaded \
 		cargo check --manifest-path $(RUST) -p tundish-pyext --locked -q
 
-type: build ## mypy --strict over both packages
-	$(say) "type: mypy"
-	@$(VENV)/bin/mypy
-
 format: build ## rewrite sources with ruff and rustfmt
 	$(say) "format: ruff and rustfmt"
 	@$(VENV)/bin/ruff format $(CODE)
 	@$(VENV)/bin/ruff check --fix -q $(CODE)
 	@cargo fmt --manifest-path $(RUST) --all
 
-bench: build $(PEERS)/.installed ## compare with a bare loop, PyTorch and dataloader-rs, side by side
+bench: build $(PEERS)/.installed ## compare with a bare loop, PyTorch, dataloader-rs, tensorsocket
 	$(say) "bench: sides interleaved in one run; JSON in bench/results/"
 	@$(PY) bench/run.py
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts the peers into environments of their own: PyTorch beside this Python, dataloader-rs
+# Puts the peers into environments of their own: PyTorch and tensorsocket beside this Python, dataloader-rs
 # where its wheels need CPython 3.13. Without a python3.13 that side is left out of the table.
 set -euo pipefail
 cd "$(dirname "$0")"

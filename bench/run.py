@@ -1,4 +1,4 @@
-"""Tundish beside a bare loop, PyTorch and dataloader-rs: one run, one table.
+"""Tundish beside a bare loop, PyTorch, dataloader-rs and tensorsocket: one run, one table.
 
 ``make bench`` runs it. Every side is a process of its own (bench/sides); in each round all of
 them take one turn, in rotating order, so that what the machine does meanwhile hits all alike.
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import photos
 
 HERE = Path(__file__).parent
 TUNDISH = Path(sys.executable)
@@ -76,11 +77,20 @@ def _lanes(label: str, variant: str) -> Side:
     return Side(f"tundish {label}, 4 x 16 lanes", "tundish_side.py", options=options)
 
 
+def _sharing(peer: str, count: int) -> Side:
+    """`count` consumers, each of which gets the whole epoch."""
+    label = f"{peer}, {count} consumer{'s' if count > 1 else ''}"
+    python = TUNDISH if peer == "tundish" else PEERS
+    options = ("--variant", str(count), "--workers", "2")
+    return Side(label, f"sharing_{peer}.py", python, options)
+
+
 SLOTS = _tundish("service, slots", "slots", 1)
 SLOTS2 = _tundish("service, slots, 2 workers", "slots", 2)
 INLINE = _tundish("service, inline", "inline", 1)
 LOCAL = _tundish("in process, 0 workers", "local", 0)
 LOCAL2 = _tundish("in process, 2 workers", "local", 2)
+CONSUMERS = (1, 2, 4)
 FLOOR = Side("bare socket + slot loop", "floor.py")
 
 WORKS = (
@@ -142,14 +152,28 @@ WORKS = (
         1,
         (SLOTS, INLINE, LOCAL, _torch(0), _torch(2), _dlrs(0), _dlrs(2)),
     ),
+    Work(
+        "sharing",
+        "1,000 pictures to decode, several consumers of each epoch: samples of all together",
+        "photos",
+        32,
+        "samples/s",
+        2**31,
+        tuple(
+            _sharing(peer, count)
+            for peer in ("tundish", "torch", "tensorsocket")
+            for count in CONSUMERS
+        ),
+    ),
 )
 
 METRICS = {
     "us per batch": lambda r: r["seconds"] / r["batches"] * 1e6,
-    "samples/s": lambda r: r["batches"] * 16 / r["seconds"],
     "GB/s": lambda r: r["bytes"] / r["seconds"] / 1e9,
     "ms to first": lambda r: r["first"] * 1e3,
+    "samples/s": lambda r: r["samples"] / r["seconds"],
 }
+MORE_IS_BETTER = {"GB/s", "samples/s"}
 
 
 class Process:
@@ -197,8 +221,11 @@ def make_data(folder: Path, names: set[str]) -> None:
     rng = np.random.default_rng(7)
     shapes = {"small": ((200_000, 16), np.float32), "images": ((4096, 3, 224, 224), np.uint8)}
     for name in names:
-        shape, dtype = shapes[name]
         (folder / name).mkdir()
+        if name == "photos":
+            photos.write(folder / name)
+            continue
+        shape, dtype = shapes[name]
         x = np.lib.format.open_memmap(folder / name / "x.npy", "w+", dtype, shape)
         for start in range(0, len(x), 512):
             x[start : start + 512] = rng.integers(0, 255, x[start : start + 512].shape)
@@ -222,7 +249,9 @@ def measure(work: Work, data: Path, rounds: int) -> None:
     finally:
         for process in processes:
             process.close()
-    checks = {tuple(r["check"] for r in p.results) for p in processes}
+    # A side that lost samples can't have the same sum; it has to say so.
+    whole = [p for p in processes if not any(r.get("lost") for r in p.results)]
+    checks = {tuple(r["check"] for r in p.results) for p in whole}
     if len(checks) != 1:
         raise RuntimeError(f"the sides of {work.name!r} did not deliver the same samples: {checks}")
     work.rows.extend(_row(work, process) for process in processes)
@@ -236,6 +265,10 @@ def _row(work: Work, process: Process) -> dict[str, Any]:
         "low": values[0],
         "high": values[-1],
         "cpu_seconds": statistics.median(result["cpu"] for result in process.results),
+        "cpu_ms_per_sample": statistics.median(
+            result["cpu"] / max(1, result["samples"]) * 1e3 for result in process.results
+        ),
+        "lost": max(result.get("lost", 0) for result in process.results),
         "results": process.results,
     }
 
@@ -243,15 +276,32 @@ def _row(work: Work, process: Process) -> dict[str, Any]:
 def show(work: Work) -> None:
     """Prints the part of the table; a ratio above 1 says Tundish's first line is better."""
     print(f"\n{work.title}")
-    print(f"  {'':32} {work.metric:>13} {'low .. high':>19} {'ratio':>8} {'CPU s':>7}")
+    per_sample = work.metric == "samples/s"
+    unit = "CPU ms per sample" if per_sample else "CPU s"
+    print(f"  {'':32} {work.metric:>13} {'low .. high':>19} {'ratio':>8} {unit:>7}")
     reference = work.rows[0]["median"]
     for row in work.rows:
         ratio = row["median"] / reference
-        if work.metric in {"GB/s", "samples/s"}:
-            ratio = 1 / ratio
+        if work.metric in MORE_IS_BETTER:
+            ratio = 1 / ratio if ratio else float("inf")
         spread = f"{row['low']:.4g} .. {row['high']:.4g}"
-        cpu = f"{row['cpu_seconds']:7.2f}"
-        print(f"  {row['side']:32} {row['median']:13.4g} {spread:>19} {ratio:7.2f}x {cpu}")
+        cpu = f"{row['cpu_ms_per_sample' if per_sample else 'cpu_seconds']:7.2f}"
+        lost = f"  lost {row['lost']} samples" if row["lost"] else ""
+        print(f"  {row['side']:32} {row['median']:13.4g} {spread:>19} {ratio:7.2f}x {cpu}{lost}")
+
+
+def show_sharing(work: Work) -> None:
+    """How several consumers compare with one, for each peer."""
+    rows = {row["side"]: row for row in work.rows}
+    for peer in ("tundish", "torch", "tensorsocket"):
+        one, most = (rows.get(_sharing(peer, count).label) for count in (1, CONSUMERS[-1]))
+        if one and most:
+            rate = most["median"] / one["median"]
+            cpu = most["cpu_seconds"] / one["cpu_seconds"]
+            print(
+                f"  {peer}: {CONSUMERS[-1]} consumers get {rate:.2f} times what one gets, for "
+                f"{cpu:.2f} times the CPU seconds"
+            )
 
 
 def save(works: list[Work], rounds: int) -> Path:
@@ -285,6 +335,8 @@ def main() -> None:
         for work in works:
             measure(work, data, args.rounds)
             show(work)
+            if work.name == "sharing":
+                show_sharing(work)
         print(f"\nAll results: {save(works, args.rounds)}")
     finally:
         shutil.rmtree(data)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def load(data: Path) -> Pair:
     return np.load(data / "x.npy", mmap_mode="c"), np.load(data / "y.npy")
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """CPU time of this process and of its living descendants."""
     parents: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
@@ -63,9 +64,10 @@ def _cpu_seconds() -> float:
     return total / TICK
 
 
-def _measure(batches: Iterator[Pair], limit: int) -> dict[str, float]:
-    count = nbytes = check = 0
-    before = _cpu_seconds()
+def measure(batches: Iterator[Pair], limit: int) -> dict[str, float]:
+    """Reads `limit` batches, or as many as there are, and tells how long it took."""
+    count = nbytes = check = samples = 0
+    before = cpu_seconds()
     begun = time.perf_counter()
     first = 0.0
     for x, y in batches:
@@ -74,18 +76,20 @@ def _measure(batches: Iterator[Pair], limit: int) -> dict[str, float]:
         touched = x.reshape(-1).view(np.uint8)[::PAGE]
         check += int(touched.sum()) * 0 if len(touched) > 1 else 0
         nbytes += x.nbytes + y.nbytes
+        samples += len(y)
         count += 1
         if count == 1:
             first = time.perf_counter() - begun
         if count == limit:
             break
     seconds = time.perf_counter() - begun
-    cpu = _cpu_seconds() - before
+    cpu = cpu_seconds() - before
     return {
         "seconds": seconds,
         "first": first,
         "cpu": cpu,
         "batches": count,
+        "samples": samples,
         "bytes": nbytes,
         "check": check,
     }
@@ -98,13 +102,21 @@ def run(epoch: Callable[[int], Iterator[Pair]]) -> None:
         epoch: makes the iterator over an epoch's (x, y) arrays; it has a ``close`` if what it
             holds must be given back. Making it is part of the time to the first batch.
     """
+
+    def turn(number: int, limit: int) -> dict[str, float]:
+        gc.collect()
+        with closing(_turn(epoch, number)) as batches:
+            return measure(batches, limit)
+
+    serve(turn)
+
+
+def serve(turn: Callable[[int, int], dict[str, Any]]) -> None:
+    """Serves turns until stdin ends: `turn` is called with an epoch and a number of batches."""
     print("ready", flush=True)
     for line in sys.stdin:
         _, number, limit = line.split()
-        gc.collect()
-        with closing(_turn(epoch, int(number))) as batches:
-            result = _measure(batches, int(limit))
-        print(json.dumps(result), flush=True)
+        print(json.dumps(turn(int(number), int(limit))), flush=True)
 
 
 def _turn(epoch: Callable[[int], Iterator[Pair]], number: int) -> Iterator[Pair]:

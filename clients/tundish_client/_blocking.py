@@ -69,7 +69,9 @@ class BlockingLink:
         """Returns the stream's next cell or END; waits for it. See `ClientConnection.take`."""
         try:
             if state.split is not None:
-                self._look()
+                # A batch at hand may be another stream's by now, or the server gone.
+                while self._look():
+                    pass
             return self.until(self._claim, state)
         except BaseException:
             if state.reader == threading.get_ident():
@@ -225,17 +227,20 @@ class BlockingLink:
         finally:
             self._waiting -= 1
 
-    def _look(self) -> None:
-        """Takes in what has come, without waiting: a batch may be another stream's by now."""
+    def _look(self) -> bool:
+        """Takes in what has come, without waiting; returns whether that was anything."""
         with self._changed:
             if self._reader is None and not self._received and self.core.failed is None:
                 view = self.core.get_buffer()
                 try:
                     self._received.extend(map(self.sock.recv_into, (view,), (0,), (_RECEIVE,)))
                 except BlockingIOError:
-                    pass
+                    return False
                 except OSError:
                     self._received.append(0)
+                uninterrupted(self._step, _nothing, ())
+                return True
+            return False
 
     def _receive(self, view: memoryview) -> None:
         """Waits for bytes; a signal may raise here at any time, and costs nothing."""
@@ -346,6 +351,10 @@ class BlockingLink:
         self._flush()
         self._recovery.succeeded()
         self._changed.notify_all()
+
+
+def _nothing() -> None:
+    """What is asked for by one who only looks."""
 
 
 def _open(options: ClientOptions) -> Opening:

@@ -38,13 +38,17 @@ class LoopLink(asyncio.BufferedProtocol):
         self._recovery = Recovery(options.path, options.patience)
         self._search: asyncio.Task[None] | None = None
         self._opening: Opening | None = None  # of the search
+        self._found = False
+        self._heard = 0  # how often something has come
 
     async def connect(self) -> None:
         """Makes a transport of the socket."""
         try:
             await self.loop.create_unix_connection(lambda: self, sock=self.sock)
         except BaseException:
-            self.sock.close()
+            with contextlib.suppress(OSError):  # uvloop has closed it already
+                self.sock.close()
+            self._is_gone()  # a transport that was not made may never say so
             raise
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -55,10 +59,12 @@ class LoopLink(asyncio.BufferedProtocol):
         return self.core.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._heard += 1
         self.core.receive(nbytes)
         self.flush()
 
     def eof_received(self) -> None:
+        self._heard += 1
         self.core.eof_received()
         self.flush()
 
@@ -67,9 +73,12 @@ class LoopLink(asyncio.BufferedProtocol):
         self.core.eof_received()  # a reset says no more than an end: what had come was read
         self._transport = None
         self.flush()
+        self._is_gone()
+        self.recover()
+
+    def _is_gone(self) -> None:
         if not self.gone.done():
             self.gone.set_result(None)
-        self.recover()
 
     def flush(self) -> None:
         """Sends what the core has to say, and wakes those it concerns. In the loop's thread."""
@@ -98,6 +107,14 @@ class LoopLink(asyncio.BufferedProtocol):
         if data:
             transport.write(data)
 
+    async def look(self) -> None:
+        """Takes in what has come, without waiting."""
+        heard = -1
+        while heard != self._heard:
+            heard = self._heard
+            for _ in range(2):  # a turn polls the files, the next sees what came
+                await asyncio.sleep(0)
+
     async def change(self, what: StreamState | Reply) -> None:
         """Waits until something has happened to a stream or reply. Cancelling it is harmless."""
         if what in self._waiters:
@@ -118,8 +135,8 @@ class LoopLink(asyncio.BufferedProtocol):
         """Closes the connection; does not wait."""
         self.core.recovers = False
         self.core.lose(ConnectionLost("the client was closed"))
-        if self._search is not None:
-            self._search.cancel()
+        if self._search is not None and not self._found:
+            self._search.cancel()  # else it is about to make a transport
         if self.segments is not None:
             self.segments.close()
         self.flush()
@@ -151,15 +168,18 @@ class LoopLink(asyncio.BufferedProtocol):
             patience = self._recovery.after(self.core)
             opening = self._opening = Opening(self._options, patience)
             await _open(opening)
+            self._found = True
             self._adopt(opening)
             await self.connect()
             self._recovery.succeeded()
+            if self._transport is not None and not self.core.recovers:  # it was shut meanwhile
+                self._transport.abort()
         except ConnectError as error:
             self._give_up(error)
         except Exception as error:  # nobody may wait for ever, whatever it is
             self._give_up(ConnectError(f"reconnecting failed: {error!r}"))
         finally:
-            self._search = None
+            self._search, self._found = None, False
             if self._opening is not None:
                 self._opening.abandon()
                 self._opening = None
@@ -169,6 +189,7 @@ class LoopLink(asyncio.BufferedProtocol):
         old, segments = self.core, self.segments
         self.core, self.segments = opening.core, opening.segments
         self.sock = opening.detach()
+        self._opening = None
         self.gone = self.loop.create_future()
         self.core.adopt(old)
         if segments is not None:

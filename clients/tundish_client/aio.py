@@ -166,9 +166,8 @@ class AsyncClient(BaseClient):
     async def _take(self, state: StreamState) -> Any:
         link = await self._started(state)
         if state.split is not None:
-            # Two turns of the loop take in what has come: a batch may be somebody else's now.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            # A batch at hand may be another stream's by now, or the server gone.
+            await link.look()
         while (cell := self._look(link, link.core.take, state)) is None:
             await link.change(state)
             self._life.check()

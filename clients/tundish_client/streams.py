@@ -108,8 +108,9 @@ class Stream(BaseStream):
 
     In a split epoch a batch is acknowledged by the next `next()`, by `break` or `return` out of a
     `for` over the stream itself, by leaving `with` without an exception, or by `close()`. Dropped
-    in any other way, by an exception above all, the stream gives the batch to the others; so does
-    leaving a generator or a progress bar around it, which Python does by an exception: use `with`.
+    in any other way, by an exception above all, the stream gives the batch to the others; so it may
+    when you leave a generator or a progress bar around it, which Python ends by an exception: use
+    `with` there.
     """
 
     def __init__(self, client: Client, state: StreamState) -> None:

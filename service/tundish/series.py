@@ -31,9 +31,7 @@ _SERVER = [
     _Of("slots", "Slots in all segments of shared memory.", "slots.total"),
     _Of("slots_lent", "Slots in use: by clients, or by batches still here.", "slots.lent"),
     _Of("slots_leased", "Slots that clients hold.", "slots.leased"),
-    _Of(
-        "slots_quarantined", "Slots that lost clients may still see.", "slots.quarantined"
-    ),
+    _Of("slots_quarantined", "Slots that lost clients may still see.", "slots.quarantined"),
 ]
 
 _WAITS = [

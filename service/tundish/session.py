@@ -222,7 +222,8 @@ class Session:
             feed, loader = self.server.feed(stream.feed)
             delivery = Delivery(self, stream, feed, loader)
         except BaseException as error:  # user code: SystemExit must not end the server
-            _log.info("%s, stream %d, was refused: %s", self.name, stream.number, one_line(error))
+            number = f"{self.number}.{stream.number}"
+            _log.info("%s, stream %s: refused, %s", self.name, number, one_line(error))
             self.conn.stream_error(stream, error)
             return
         self.deliveries[stream.number] = delivery

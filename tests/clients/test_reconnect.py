@@ -6,7 +6,10 @@ import logging
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
+import textwrap
 import threading
 import time
 from dataclasses import dataclass, field
@@ -653,17 +656,78 @@ class TestThePause:
 
 
 def test_values_received_before_the_loss_are_handed_out_without_a_server(reader):
-    with ScriptedServer([*range(6), Close()]) as server:
+    with ScriptedServer([*range(6), Close(once=True)]) as server:
         client = reader(server, reconnect_timeout=60)
         stream = client.epoch(prefetch=6)
         assert client.next(stream) == 0
-        server.wait_for(lambda: server.connections == 0)
+        server.wait_for(lambda: bool(server.played))
         server.stop()
-        if reader.kind == "sync":  # it has read no further than its buffer
-            assert client.outcomes(stream, 5) == [1, 2, 3, 4, 5]
-        else:
-            client.run(asyncio.sleep(20 * MS))
-            assert client.outcomes(stream, 5) == [1, 2, 3, 4, 5]
+        assert client.outcomes(stream, 5) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_closing_at_any_moment_of_the_search(turns):
+    def files():
+        return len(os.listdir("/proc/self/fd"))
+
+    with ScriptedServer([0, 1, Close(), 2], shared_memory=True) as server:
+        counts = []
+        for more in range(5):
+            client = AsyncClient(server.path, reconnect_timeout=60)
+            stream = client.epoch(0)
+            assert [await anext(stream), await anext(stream)] == [0, 1]
+            waiting = asyncio.create_task(anext(stream))
+            for _ in range(4 * turns + more):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(5000 * MS):
+                await client.aclose()
+            with pytest.raises(TundishError, match="closed"):
+                await waiting
+            assert len(asyncio.all_tasks()) == 1
+            await until(lambda: server.connections == 0, "the server to see it")
+            counts.append(files())
+        await until(lambda: files() <= counts[0], "files to be closed")
+
+
+EXITS = {
+    "sync": """
+        import threading
+        threading.Thread(target=lambda: list(Client(path, **patient).epoch(0)), daemon=True).start()
+        wait()
+    """,
+    "asyncio": "run = asyncio.run",
+    "uvloop": "import uvloop; run = uvloop.run",
+}
+LOOP = """
+async def main():
+    stream = AsyncClient(path, **patient).epoch(0)
+    try:
+        async with asyncio.timeout(0.3):
+            async for _ in stream:
+                pass
+    except TimeoutError:
+        return stream
+held = run(main())
+"""
+
+
+@pytest.mark.parametrize("name", EXITS)
+def test_an_exit_in_the_pause_is_quick_and_without_a_trace(name, tmp_path):
+    script = tmp_path / "exits.py"
+    script.write_text(
+        "import asyncio, sys, time\nfrom tundish_client import AsyncClient, Client\n"
+        "path, patient = sys.argv[1], {'reconnect_timeout': 60}\n"
+        "def wait(): time.sleep(0.3)\n"
+        + textwrap.dedent(EXITS[name])
+        + ("" if name == "sync" else LOOP)
+    )
+    with ScriptedServer([0, 1, Goaway("upgrade", 30.0), 2], shared_memory=True) as server:
+        run = subprocess.run(
+            [sys.executable, script, server.path], capture_output=True, text=True, timeout=15
+        )
+    assert (run.returncode, run.stdout) == (0, "")
+    assert run.stderr.startswith("lost the server")
+    assert len(run.stderr.splitlines()) == 1, run.stderr
 
 
 def test_silence_is_no_loss(reader):

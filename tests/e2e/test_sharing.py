@@ -294,6 +294,23 @@ def test_a_stream_waits_no_longer_for_who_is_killed(service, watch, young, ours,
     assert other.done().digests == expected
 
 
+@pytest.mark.parametrize("feed", ["wide-stream", "wide-any"])
+def test_what_is_not_the_same_each_time_is_never_mixed(service, watch, ours, number, feed):
+    """Who comes too late has a run of its own to the end, also where the positions meet."""
+    before = watch.loads(feed)
+    expected = digests(ours["wide-stream" if feed == "wide-stream" else "wide"].epoch(number))
+    with Client(service.socket) as client:
+        first = client.epoch(number, feed=feed)
+        got = {first.info.batch: digest(value) for value in itertools.islice(first, 80)}
+        late = client.epoch(number, feed=feed)
+        theirs = {late.info.batch: digest(value) for value in itertools.islice(late, 90)}
+        assert [run["streams"] for run in watch.stats()["runs"]] == [1, 1]
+        theirs |= read_on(late)
+        got |= read_on(first)
+    assert got == theirs == expected
+    assert (watch.loads(feed) - before == 2).all()
+
+
 def test_b17_who_takes_one_batch_and_sleeps_does_not_hold_the_other_up(
     service, watch, ours, number
 ):

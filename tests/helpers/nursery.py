@@ -8,6 +8,7 @@ when it is killed. This file is both: the class for the test, and the process.
 import asyncio
 import itertools
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -283,6 +284,7 @@ def _fork(job: dict[str, Any], work: Callable[[dict[str, Any]], None]) -> int:
 
 def _serve(jobs: Iterator[str]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that who has ended is gone at once
+    logging.getLogger("tundish.client").setLevel(logging.ERROR)
     for line in jobs:
         print(_fork(json.loads(line), _consume), flush=True)
 

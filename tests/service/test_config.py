@@ -10,7 +10,10 @@ MIB = 2**20
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch):
-    for name in ("SOCKET", "MEMORY_LIMIT", "SOCKET_MODE", "LOOP", "LEASE_QUOTA", "ALLOWED_UIDS"):
+    for name in (
+        "SOCKET", "MEMORY_LIMIT", "SOCKET_MODE", "LOOP", "LEASE_QUOTA", "ALLOWED_UIDS",
+        "SHARE_WINDOW", "JOIN_TIMEOUT", "LEASE_TIMEOUT", "METRICS",
+    ):  # fmt: skip
         monkeypatch.delenv(f"TUNDISH_{name}", raising=False)
 
 
@@ -20,6 +23,9 @@ def test_defaults():
     assert config.socket_mode == 0o600
     assert config.memory_limit is None
     assert config.lease_quota == 64
+    assert config.share_window == 32 * MIB
+    assert (config.join_timeout, config.lease_timeout) == (60, 60)
+    assert config.metrics is None
     assert config.loop == "uvloop"
 
 
@@ -61,6 +67,17 @@ def test_uids_are_separated_by_commas(monkeypatch):
         ("loop", "trio"),
         ("lease_quota", -1),
         ("allowed_uids", "root"),
+        ("share_window", "wide"),
+        ("share_window", -1),
+        ("join_timeout", 0),
+        ("join_timeout", "soon"),
+        ("join_timeout", float("nan")),
+        ("lease_timeout", float("inf")),
+        ("metrics", "9400"),
+        ("metrics", ":9400"),
+        ("metrics", "localhost:http"),
+        ("metrics", "localhost:65536"),
+        ("metrics", 9400),
     ],
 )
 def test_a_wrong_value_is_named(name, value):
@@ -68,6 +85,17 @@ def test_a_wrong_value_is_named(name, value):
         ServeConfig.of(**{name: value})
     assert str(caught.value).startswith(f"{name}=")
     assert "\n" not in str(caught.value)
+
+
+def test_variables_of_sharing_and_metrics(monkeypatch):
+    monkeypatch.setenv("TUNDISH_SHARE_WINDOW", "1.5MiB")
+    monkeypatch.setenv("TUNDISH_JOIN_TIMEOUT", "2.5")
+    monkeypatch.setenv("TUNDISH_LEASE_TIMEOUT", "3")
+    monkeypatch.setenv("TUNDISH_METRICS", "[::1]:9400")
+    config = ServeConfig.of()
+    assert config.share_window == 3 * MIB // 2
+    assert (config.join_timeout, config.lease_timeout) == (2.5, 3)
+    assert config.metrics == "[::1]:9400"
 
 
 def test_a_wrong_variable_is_named(monkeypatch):

@@ -187,24 +187,109 @@ class TestTheLimit:
         limit = 16 * MIB
         source = NATIVE.format(rows=60, nbytes=MIB)
         service = serve(source, "train", "--memory-limit", str(limit))
-        options = {"split": "all", "prefetch": 100}
+
+        async def read(hold):
+            async with AsyncClient(service.socket, shared_memory=False) as client:
+                stream = client.epoch(0, split="all", prefetch=100)
+                numbers = [int((await anext(stream))["i"][0])]
+                await hold.wait()
+                return numbers + [int(batch["i"][0]) async for batch in stream]
+
+        async def main():
+            hold = asyncio.Event()
+            readers = [asyncio.ensure_future(read(hold)) for _ in range(2)]
+            await asyncio.sleep(300 * MS)  # what they are sent they take in
+            held = await asyncio.to_thread(lambda: watch.client.stats()["runs"][0])
+            hold.set()
+            one, two = await asyncio.gather(*readers)
+            return held, one + two
+
         with Watch(service) as watch:
-            with Client(service.socket) as one, Client(service.socket) as two:
-                first, second = one.epoch(0, **options), two.epoch(0, **options)
-                numbers = [int(next(stream)["i"][0]) for stream in (first, second)]
-                time.sleep(100 * MS)
-                assert watch.memory["used"] <= limit
-                rest: list[int] = []
-
-                def read(stream):
-                    rest.extend(int(batch["i"][0]) for batch in stream)
-
-                reader = threading.Thread(target=read, args=(second,))
-                reader.start()
-                read(first)
-                reader.join()
-            assert sorted(numbers + rest) == list(range(60))
+            held, numbers = asyncio.run(main())
+            assert sorted(numbers) == list(range(60))
+            assert 0 < held["bytes"] <= limit
             assert watch.memory["peak"] <= limit
+
+
+class Counted:
+    """Samples of half a MiB that count how often they are loaded."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.loads = 0
+        self._zeros = np.zeros(2**16)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int):
+        self.loads += 1
+        return {"x": self._zeros, "i": index}
+
+
+class TestScarcity:
+    async def test_consumers_of_one_epoch_stay_together(self, path):
+        """Where the window is small, those ahead wait a moment for the others."""
+        dataset = Counted(100)
+
+        def read():
+            with Client(path) as client:
+                return [int(batch["i"][0]) for batch in client.epoch(0, prefetch=1)]
+
+        loader = DataLoader(dataset, num_workers=1)
+        async with serve(loader, socket=path, memory_limit=6 * MIB) as server:
+            found = await asyncio.gather(*(asyncio.to_thread(read) for _ in range(5)))
+            assert found == [list(range(100))] * 5
+            assert dataset.loads <= 200  # by themselves they would load 500
+            assert server.stats()["memory"]["peak"] <= 6 * MIB
+
+    async def test_but_not_for_one_that_stands_still(self, path):
+        async with serve(DataLoader(Counted(60)), socket=path, memory_limit=6 * MIB) as server:
+            async with AsyncClient(path) as slow, AsyncClient(path) as fast:
+                late = slow.epoch(0, prefetch=1)
+                await anext(late)
+                began = time.monotonic()
+                assert len([batch async for batch in fast.epoch(0)]) == 60
+                assert time.monotonic() - began < 1000 * MS
+                (stream,) = server.stats()["streams"]
+                assert stream["detached"] == 1
+                assert [int(b["i"][0]) async for b in late] == list(range(1, 60))
+
+    @pytest.mark.parametrize("split", [None, "all"])
+    @pytest.mark.parametrize("kind", ["native", "python", "iterable", "unordered"])
+    async def test_a_limit_below_one_batch_stops_nobody(self, path, kind, split):
+        """Everything is made on the heap then, one at a time, and only when somebody asks."""
+        n, loader = 12, DataLoader(ArrayDataset(x=np.zeros((12, 2**18)), i=np.arange(12)))
+        large = {"x": np.zeros(2**18)}
+        if kind == "python":
+            loader = DataLoader([large | {"i": i} for i in range(n)], num_workers=4)
+        elif kind == "iterable":
+            loader = DataLoader(Iterable([large | {"i": i} for i in range(n)]))
+        elif kind == "unordered":
+            samples = [large | {"i": i} for i in range(n)]
+            loader = DataLoader(samples, num_workers=4, in_order=False)
+
+        async def read(client, options):
+            return [int(batch["i"][0]) async for batch in client.epoch(0, **options)]
+
+        options = {} if split is None else {"split": split}
+        async with serve(loader, socket=path, memory_limit=MIB) as server:
+            async with AsyncClient(path) as one, AsyncClient(path, shared_memory=False) as two:
+                found = await asyncio.gather(*(read(client, options) for client in (one, two)))
+            if split is None:
+                assert [sorted(numbers) for numbers in found] == [list(range(n))] * 2
+            else:
+                assert sorted(found[0] + found[1]) == list(range(n))
+            assert server.stats()["memory"]["peak"] < 8 * 2 * MIB
+            await until(lambda: server.stats()["memory"]["heap"] == 0, "the heap")
+
+
+class Iterable:
+    def __init__(self, samples) -> None:
+        self.samples = samples
+
+    def __iter__(self):
+        return iter(self.samples)
 
 
 class TestTwoSizes:
@@ -234,6 +319,24 @@ class TestTwoSizes:
             assert sent["small"]["batches"] == 800
             assert server.stats()["memory"]["peak"] <= 8 * MIB + 2 * (MIB + 4096)
             assert server.stats()["slots"]["total"] > 0
+
+    async def test_slots_of_one_go_when_the_other_needs_the_room(self, path):
+        feeds = {
+            "large": DataLoader(ArrayDataset(x=np.zeros((4, 2**17)))),
+            "small": DataLoader(ArrayDataset(x=np.zeros((40, 2**16)))),
+        }
+
+        async with serve(feeds, socket=path, memory_limit=3 * MIB // 2) as server:
+            async with AsyncClient(path) as client:
+                assert len([batch async for batch in client.epoch(0, feed="large")]) == 4
+                assert server.stats()["memory"]["capacity"] > MIB
+                lent = []
+                async for batch in client.epoch(0, feed="small"):
+                    assert batch["x"].nbytes == MIB // 2
+                    lent.append(server.stats()["slots"]["leased"])
+                assert len(lent) == 40
+                assert lent[-1] > 0  # and the client has unmapped the large one
+                assert server.stats()["memory"]["peak"] <= 3 * MIB // 2 + MIB
 
 
 class TestRest:

@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::arena::Reservation;
@@ -15,7 +15,7 @@ use crate::plan::Plan;
 use crate::pool::{Bell, Job, Pool, Work, Worker};
 use crate::reader::Portion;
 use crate::source::{Loaded, Source, Task};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::window::{Counts, Take, UNKNOWN, Window};
 
 /// What a run has handed out so far.

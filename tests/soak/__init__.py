@@ -1,0 +1,1 @@
+"""Rounds of consumers that come, lag, leave and are killed; see :mod:`soak.__main__`."""
