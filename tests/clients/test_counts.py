@@ -1,10 +1,12 @@
 """What a stream tells of itself: length, counts, skipped samples, streams out of order."""
 
+from typing import Any, NamedTuple
+
 import pytest
 
-from helpers.clients import KINDS, Reader
-from tundish_client import BatchInfo, Client, TundishError
-from tundish_client.testing import Batch, Close, ScriptedServer
+from helpers.clients import END, KINDS, Reader
+from tundish_client import BatchInfo, Client, ProtocolError, TundishError
+from tundish_client.testing import Batch, Close, End, ScriptedServer
 
 UNKNOWN = {"batches": None, "samples": None, "padded": None, "dropped": None}
 SKIPS = [Batch("a", [0, 1]), Batch("b", [3], [2]), OSError("no"), Batch("d", [6], [4, 5])]
@@ -12,7 +14,7 @@ SKIPS = [Batch("a", [0, 1]), Batch("b", [3], [2]), OSError("no"), Batch("d", [6]
 
 @pytest.fixture(params=KINDS)
 def read(request):
-    return lambda server: Reader(request.param, server.path)
+    return lambda server, **options: Reader(request.param, server.path, **options)
 
 
 def test_a_length_that_is_not_known_is_a_type_error(read):
@@ -134,3 +136,73 @@ def test_a_lost_stream_out_of_order_names_no_position(read):
         with pytest.raises(ConnectionError, match="in_order=False") as caught:
             reader.next(stream)
         assert caught.value.position is None
+
+
+class Pair(NamedTuple):
+    """Of a class that no client knows."""
+
+    x: Any
+    y: Any
+
+
+class TestWhatOnlyTheClientCouldNotPutTogether:
+    SCRIPT = (Batch("a", [0, 1]), Batch(Pair(1, 2), [2, 3, 4]), OSError("no"), Batch("d", [6], [5]))
+
+    def seen(self, reader, stream):
+        """What came, and the counts after each call."""
+        out = []
+        for call in range(5):
+            (value,) = reader.outcomes(stream, 1)
+            counts = stream.counts
+            out.append([value, *(counts[name] for name in ("errors", "samples", "batches"))])
+            assert counts["skipped"] == int(call > 2)
+        return out
+
+    @pytest.mark.parametrize("shared_memory", [False, True])
+    @pytest.mark.parametrize("prefetch", [1, 8])
+    def test_is_an_error_of_its_batch_and_counts_as_one(self, read, shared_memory, prefetch):
+        with ScriptedServer(self.SCRIPT, shared_memory=shared_memory) as server:
+            with read(server) as reader:
+                stream = reader.epoch(prefetch=prefetch)
+                values, errors, samples, batches = zip(*self.seen(reader, stream), strict=True)
+                assert [type(value) for value in values] == [str, TypeError, OSError, str, str]
+                assert (values[0], values[3], values[4]) == ("a", "d", END)
+                assert errors == (0, 1, 2, 2, 2)
+                assert (samples[:3], samples[4]) == ((4, 4, 4), 3)  # announced, then what came
+                assert batches == (4, 4, 4, 4, 4)
+                assert reader.next(stream) is END
+                assert stream.counts["errors"] == 2
+
+    @pytest.mark.parametrize("split", [None, "g"])
+    def test_counts_as_one_where_no_length_is_known(self, read, split):
+        with ScriptedServer(self.SCRIPT, announce=UNKNOWN) as server, read(server) as reader:
+            stream = reader.epoch(split=split)
+            _, errors, samples, batches = zip(*self.seen(reader, stream), strict=True)
+            assert errors == (0, 1, 2, 2, 2)
+            assert samples == (2, 2, 2, 3, 3)
+            assert batches == (1, 2, 3, 4, 4)
+
+    def test_counts_once_over_several_connections(self, read):
+        script = [*self.SCRIPT]
+        for place in (3, 2, 1):
+            script.insert(place, Close(once=True))
+        with ScriptedServer(script) as server, read(server, reconnect_timeout=10) as reader:
+            stream = reader.epoch(prefetch=1)
+            _, errors, samples, _ = zip(*self.seen(reader, stream), strict=True)
+            assert (errors, samples[-1]) == ((0, 1, 2, 2, 2), 3)
+            assert len(server.kinds("HELLO")) == 4
+
+    def test_counts_when_the_stream_is_left(self, read):
+        with ScriptedServer(self.SCRIPT) as server, read(server) as reader:
+            stream = reader.epoch(prefetch=1)
+            reader.outcomes(stream, 2)
+            reader.close(stream)
+            assert stream.counts["errors"] == 1
+
+    @pytest.mark.parametrize("said", [0, 2])
+    def test_does_not_make_up_for_an_error_that_end_tells_otherwise(self, read, said):
+        script = [*self.SCRIPT, End({"errors": said})]
+        with ScriptedServer(script) as server, read(server) as reader:
+            got = reader.outcomes(reader.epoch())
+            assert isinstance(got[-1], ProtocolError)
+            assert f"1 failed batches, but END says {said}" in str(got[-1])

@@ -404,6 +404,7 @@ class TestRevoked:
             assert client.next(stream) == "batch 3"
             threading.Event().wait(60 * MS)
             assert client.outcomes(stream) == ["batch 4", "batch 5", END]
+            client.run(client.client.ping())  # what was sent before has been read
             (credit,) = server.kinds("CREDIT")
             assert credit["credits"]["batches"] == 2
             assert credit["credits"]["bytes"] > 0

@@ -20,8 +20,8 @@ class Cell:
     """A batch or the error in its place, from its arrival until it is handed to the user."""
 
     __slots__ = (
-        "batch", "body", "built", "error", "info", "nbytes", "revoked", "samples", "skipped",
-        "times", "tree", "value",
+        "batch", "body", "broken", "built", "error", "info", "nbytes", "revoked", "samples",
+        "skipped", "times", "tree", "value",
     )  # fmt: skip
 
     def __init__(self, batch: int, nbytes: int) -> None:
@@ -34,6 +34,7 @@ class Cell:
         self.times: Sequence[int] = (0, 0)
         self.body: Any = None
         self.built = False
+        self.broken = False  # it had no error before it was put together here
         self.revoked = False  # of a split epoch: given to somebody else meanwhile
         self.value: Any = None
         self.info: BatchInfo | None = None
@@ -52,7 +53,7 @@ class Cell:
             if type(samples) is np.ndarray:
                 samples = samples.copy()  # `info` must not hold the slot
         except Exception as error:
-            self.error = error
+            self.error, self.broken = error, True
             error.add_note(f"while batch {self.batch} of epoch {epoch} was put together")
             samples = samples.copy() if type(samples) is np.ndarray else None
         samples = [] if samples is None else samples
@@ -61,8 +62,8 @@ class Cell:
         self.built = True
 
     def count(self) -> int:
-        """The samples in it; none in an error."""
-        if self.error is not None:
+        """The samples that the server counts in it: none in an error of its own."""
+        if self.error is not None and not self.broken:
             return 0
         if self.info is not None:
             return len(self.info._samples)

@@ -263,7 +263,9 @@ class StreamState(Standing):
         if (batch := self.consumed()) is not None:
             self.acked.add(batch)
         self.closed = True
-        self.handed = None
+        if self.handed is not None:
+            self._note(self.taken, self.handed)
+            self.handed = None
         self.cells.clear()
 
     # Called for the user
@@ -278,6 +280,7 @@ class StreamState(Standing):
             self._samples += handed.count()
             if self.split is not None and not handed.revoked:
                 self.acked.add(handed.batch)
+            self._note(self.taken, handed)
             self.handed = None
 
     def head(self) -> Cell | None:
@@ -294,20 +297,8 @@ class StreamState(Standing):
             return None
         cell = self.cells[0]
         if not cell.built:
-            failed = cell.error is not None
             cell.build(self.options.epoch)
-            if failed or cell.skipped or self.total is None:
-                self._note(cell, failed)
         return cell
-
-    def _note(self, cell: Cell, failed: bool) -> None:
-        """Counts what START could not know about a cell that is about to be handed out."""
-        taken = self.taken
-        taken["batches"] += 1
-        taken["errors"] += failed
-        taken["skipped"] += len(cell.skipped)
-        if cell.info is not None and not failed:
-            taken["samples"] += len(cell.info.indices)
 
     def is_started(self) -> bool | None:
         """Returns True once START has come, None before.

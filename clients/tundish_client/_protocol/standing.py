@@ -16,6 +16,8 @@ from .ranges import Ranges
 __all__ = ["COUNTS", "Standing"]
 
 COUNTS = ("batches", "samples", "padded", "dropped", "skipped", "redelivered", "errors")
+# Of batches that the server did not fail, but that could not be put together here.
+_BROKEN = ("broken", "broken samples")
 
 
 class Standing:
@@ -30,7 +32,7 @@ class Standing:
         exact: Whether `total` is certain.
         in_order: Whether batches come in order; None until the server has said.
         acked: The batches of a split epoch that this stream has acknowledged.
-        taken: What START could not tell, as far as handed out.
+        taken: What START could not tell, as far as consumed.
         true: END's counts.
         cells: What has come and was not consumed yet.
         handed: The cell in the user's hands.
@@ -49,7 +51,7 @@ class Standing:
         self.fingerprint: dict[str, Any] = {}
         self.acked = Ranges(options.acked)
         self.announced = dict.fromkeys(COUNTS, 0)
-        self.taken = dict.fromkeys(COUNTS, 0)
+        self.taken = dict.fromkeys((*COUNTS, *_BROKEN), 0)
         self.true: Mapping[str, int] | None = None
         self.info: BatchInfo | None = None
         self.cells: deque[Cell] = deque()
@@ -83,18 +85,36 @@ class Standing:
     @property
     def counts(self) -> Mapping[str, int]:
         """See `Stream.counts`."""
+        taken = dict(self.taken)
+        if self.handed is not None:
+            self._note(taken, self.handed)
         true = self.true
-        if true is not None and (not self.cells or self.cells[-1] is self.handed):
-            if self.split is None:
-                return true
-        else:
+        if self.cells and self.cells[-1] is not self.handed:
             true = None
+        if true is not None and self.split is None:
+            # END says what was sent.
+            broken, samples = (taken[name] for name in _BROKEN)
+            more = {"errors": true["errors"] + broken, "samples": true["samples"] - samples}
+            return MappingProxyType({**true, **more})
         names = ["skipped", "errors"]
         if self.started and self.total is None:
             # Of a split also after the end: without what was revoked, or dropped in a loss.
             names += ["batches", "samples"]
-        counts = {name: self.taken[name] for name in names}
+        counts = {name: taken[name] for name in names}
         return MappingProxyType({**(true or self.announced), **counts})
+
+    def _note(self, taken: dict[str, int], cell: Cell) -> None:
+        """Counts what START could not know about a cell that was handed out."""
+        if cell.error is None and not cell.skipped and self.total is not None:
+            return
+        taken["batches"] += 1
+        taken["errors"] += cell.error is not None
+        taken["skipped"] += len(cell.skipped)
+        if cell.broken:
+            taken["broken"] += 1
+            taken["broken samples"] += cell.count()
+        else:
+            taken["samples"] += cell.count()
 
     def _due(self) -> int:
         """The batches from the first to the end, as far as START could tell."""
