@@ -38,7 +38,6 @@ class Delivery:
         had: Batches that were sent, where they come as they are ready.
         waited_for: Whether streams of the same production wait for this one when it lags.
         detached: How often it has fallen behind so far that it went on by itself.
-        spared: Seconds that others have waited for it instead.
         over: Nothing more will be sent.
         total: Cells from `start` to the end of the epoch, None where that is not known.
         waits: Seconds the consumer waited for the loader, and the loader for the consumer.
@@ -80,7 +79,6 @@ class Delivery:
         self.next = stream.start
         self.had: set[int] = set()
         self.detached = 0
-        self.spared = 0.0
         # What is read from the front can't be read again from the middle.
         self.waited_for = stream.on_lag == "wait" or not isinstance(plan, Plan)
         self.redelivered = 0

@@ -235,10 +235,6 @@ class Hub:
         productions = sum(map(len, self._productions.values()))
         return min(self._share_window, self.arena.limit // 4 // max(1, productions))
 
-    def is_scarce(self, nbytes: int) -> bool:
-        """Whether a production that holds so much has less of a share window than configured."""
-        return nbytes <= self._share_window
-
     def is_tight(self) -> bool:
         """Whether little memory is left."""
         return self.arena.busy > self._tight

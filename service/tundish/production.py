@@ -25,18 +25,18 @@ _log = logging.getLogger("tundish.server")
 
 _PAGE = 4096
 
-_PATIENCE = 1.0
+_REMINDER = 1.0
 """Seconds a group waits for one of its streams before the log says so, and again each time."""
 
-_BRIEFLY = 0.25
-"""Seconds that others wait for a laggard at a time where memory is scarce: a production of its own
-would take more of it."""
+_BRIEFLY = 0.1
+"""Seconds for which the others wait for a laggard before it goes on by itself: a production of its
+own is a second preparation, and two trainers of one speed are never quite of one speed."""
 
 _PART = 0.05
-"""Of the time, what they wait for it in all, besides that."""
+"""Of the time that passes, what is added to the seconds they may wait, up to `_BRIEFLY` again."""
 
-_LOOK = 0.02
-"""Seconds between two looks at whether they have waited long enough."""
+_LEAST = 0.02
+"""Seconds that there must be of them before the others begin to wait."""
 
 
 class Production:
@@ -84,7 +84,8 @@ class Production:
         self._had = frozenset(had)
         self._poked = False
         self._waiting_since: float | None = None
-        self._waiting_for: list[Delivery] = []
+        self._patience = _BRIEFLY
+        self._patient_since = self.began
         self._timer: asyncio.TimerHandle | None = None
         self._said = 0.0
         self.number = self._token = hub.pump.register(self._ready)
@@ -186,15 +187,15 @@ class Production:
         late = self.late() if self.nbytes > self._hub.share_window else []
         if not late:
             if self._waiting_since is not None:
-                for member in self._waiting_for:
-                    member.spared += now - self._waiting_since
-                self._waiting_since, self._waiting_for = None, []
+                self._patience = max(0.0, self._patience_left(now))
+                self._waiting_since, self._patient_since = None, now
             return False
         if self._waiting_since is None:
-            self._waiting_since, self._waiting_for = now, late
-            self._said = now
+            self._patience = self._patience_left(now)
+            self._waiting_since = self._patient_since = self._said = now
         if self._timer is None and not all(member.waited_for for member in late):
-            self._timer = self._hub.loop.call_later(_LOOK, self._look)
+            left = max(0.001, self._patience_left(now))
+            self._timer = self._hub.loop.call_later(left, self._look)
         return True
 
     def _look(self) -> None:
@@ -211,14 +212,15 @@ class Production:
 
     def _waits_for(self, member: Delivery) -> bool:
         """Whether the others wait for `member` rather than that it gets the rest by itself."""
-        if member.waited_for:
-            return True
-        if not self._hub.is_scarce(self.nbytes):
-            return False
-        now = time.monotonic()
-        waited = 0.0 if self._waiting_since is None else now - self._waiting_since
-        in_all = _BRIEFLY + _PART * (now - self.began)
-        return waited < _BRIEFLY and member.spared + waited < in_all
+        least = _LEAST if self._waiting_since is None else 0.0
+        return member.waited_for or self._patience_left(time.monotonic()) > least
+
+    def _patience_left(self, now: float) -> float:
+        """Seconds for which the others may still wait for those that lag."""
+        passed = now - self._patient_since
+        if self._waiting_since is not None:
+            return self._patience - passed
+        return min(_BRIEFLY, self._patience + _PART * passed)
 
     def waited_since(self) -> float | None:
         """When the group began to wait (`time.monotonic`), or None."""
@@ -229,7 +231,7 @@ class Production:
     def remind(self, now: float) -> None:
         """Say in the log who is waited for, once a second at most."""
         since = self.waited_since()
-        if since is None or now - self._said < _PATIENCE:
+        if since is None or now - self._said < _REMINDER:
             return
         self._said = now
         for member in self.late():
