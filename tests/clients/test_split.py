@@ -398,7 +398,8 @@ class TestStream:
 
 class TestRevoked:
     def test_what_was_not_handed_out_is_dropped_and_its_credit_returns(self, reader):
-        with serve(*batches(3, 1, 9), Revoke([1, 9]), *batches(4, 5)) as server:
+        script = [*batches(3, 1, 9), Revoke([1, 9]), Silence(150 * MS), *batches(4, 5)]
+        with serve(*script) as server:
             client = reader(server)
             stream = client.epoch(split="g", prefetch=4)
             assert client.next(stream) == "batch 3"

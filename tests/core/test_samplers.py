@@ -114,13 +114,14 @@ def test_torchs_order_over_ranks_is_a_distributed_samplers(row):
 
 def test_torchs_order_of_one_rank_is_not_that_of_several():
     loader = DataLoader(range(100), 4, True, seed=7, order="torch")
-    order = lambda world: loader.epoch(0, world_size=world).state_dict()["fingerprint"]["order"]
+    state = lambda world: loader.epoch(0, rank=0, world_size=world).state_dict()
+    order = lambda world: state(world)["fingerprint"]["order"]
     assert [order(world) for world in (1, 2, 4)] == [
         "torch/1",
         "torch:distributed/1",
         "torch:distributed/1",
     ]
-    state = loader.epoch(0, start=2, world_size=2).state_dict()
+    state = loader.epoch(0, start=2, rank=0, world_size=2).state_dict()
     with pytest.raises(ConfigError, match="torch:distributed/1.*torch/1"):
         loader.resume(state, rank=0, world_size=1)
     parts = [flat(outcomes(loader.resume(state, rank=rank, world_size=4))) for rank in range(4)]
