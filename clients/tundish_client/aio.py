@@ -62,7 +62,7 @@ class AsyncClient(BaseClient):
         *,
         feed: str | None = None,
         start: int = 0,
-        rank: int = 0,
+        rank: int | None = None,
         world_size: int = 1,
         uneven: str = "pad",
         batch_size: int | None = None,

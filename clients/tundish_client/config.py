@@ -214,6 +214,7 @@ def _from_environment(name: str, default: Any) -> Any:
 class EpochOptions:
     """What a stream asks for; see `Client.epoch`.
 
+    `rank` is 0 afterwards if it was left out; it must be given with a `world_size` above 1.
     `fingerprint` is what a position was counted in: the server compares it with what it has.
     `acked` are the batches of a split epoch that were acknowledged before, as ranges.
     """
@@ -221,7 +222,7 @@ class EpochOptions:
     epoch: int
     feed: str | None = None
     start: int = 0
-    rank: int = 0
+    rank: int | None = None
     world_size: int = 1
     uneven: str = "pad"
     batch_size: int | None = None
@@ -243,9 +244,7 @@ class EpochOptions:
             _check_name(name, getattr(self, name))
         put("start", check_int("start", self.start, 0))
         put("world_size", check_int("world_size", self.world_size, 1))
-        put("rank", check_int("rank", self.rank, 0))
-        if self.rank >= self.world_size:
-            raise ConfigError(f"rank must be below world_size={self.world_size}, got {self.rank}")
+        put("rank", self._checked_rank())
         _check_choice("uneven", self.uneven, _UNEVEN)
         _check_choice("on_lag", self.on_lag, _ON_LAG)
         for name, most in (("batch_size", _INT63), ("group_size", 2**20)):
@@ -255,6 +254,24 @@ class EpochOptions:
         _check_bool("copy", self.copy)
         put("acked", check_ranges("acked", self.acked))
         self._check_together()
+
+    def _checked_rank(self) -> int:
+        """The rank; 0 where there is but one.
+
+        Raises:
+            ConfigError: It is none, or must be given.
+        """
+        if self.rank is None:
+            if self.world_size > 1 and self.split is None:  # a split has no ranks at all
+                raise ConfigError(
+                    f"rank must be given with world_size={self.world_size}: which of the shares "
+                    "is it?"
+                )
+            return 0
+        rank = check_int("rank", self.rank, 0)
+        if rank >= self.world_size:
+            raise ConfigError(f"rank must be below world_size={self.world_size}, got {rank}")
+        return rank
 
     def _check_together(self) -> None:
         """Refuses what doesn't go together.

@@ -123,10 +123,15 @@ def _rank(state: Mapping[str, Any], rank: int | None, held: int, world: int) -> 
     if rank is not None:
         return rank
     kept = check_int("state['rank']", state.get("rank", 0), 0)
-    if world == held:
+    if world == held and (held == 1 or "rank" in state):
         return kept
     if world == 1:
         return 0
+    if "rank" not in state:
+        raise ConfigError(
+            f"rank must be given with world_size={world}: this state is of one of {held} ranks, "
+            "and does not say which"
+        )
     raise ConfigError(
         f"rank must be given with world_size={world}: this state is of rank {kept} of {held}"
     )

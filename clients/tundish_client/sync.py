@@ -73,7 +73,7 @@ class Client(BaseClient):
         *,
         feed: str | None = None,
         start: int = 0,
-        rank: int = 0,
+        rank: int | None = None,
         world_size: int = 1,
         uneven: str = "pad",
         batch_size: int | None = None,
@@ -90,7 +90,7 @@ class Client(BaseClient):
             epoch: Which epoch, from 0; the order depends on it and on the feed's seed only.
             feed: Name of the feed; may be left out when the server has one.
             start: The first batch wanted.
-            rank: This consumer's shard, below `world_size`.
+            rank: This consumer's shard, below `world_size`; must be given with one above 1.
             world_size: Number of shards.
             uneven: "pad", "drop" or "keep": what to do if the shards are not of one size.
             batch_size: Samples in a batch of this stream; by default the feed's.

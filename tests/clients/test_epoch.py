@@ -301,3 +301,15 @@ def test_wrong_arguments_are_named(name, value):
         with pytest.raises(ConfigError, match=name):
             AsyncClient(server.path).epoch(**arguments)
         assert next(client.epoch(np.int64(0), start=np.uint8(0))) == 1
+
+
+def test_a_shard_must_be_named():
+    with ScriptedServer([1]) as server, Client(server.path) as client:
+        for asking in (client, AsyncClient(server.path)):
+            with pytest.raises(ConfigError, match="rank must be given with world_size=2: which"):
+                asking.epoch(0, world_size=2)
+        assert not server.kinds("EPOCH")
+        next(client.epoch(0, world_size=2, rank=0))
+        next(client.epoch(0, world_size=1))
+        asked = [(h["rank"], h["world_size"]) for h in server.kinds("EPOCH")]
+        assert asked == [(0, 2), (0, 1)]

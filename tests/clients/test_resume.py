@@ -104,6 +104,13 @@ def test_a_batch_size_of_its_own_is_kept(resume, server):
     assert (again["batch_size"], again["world_size"], again["rank"]) == (6, 4, 0)
 
 
+def test_a_rank_that_is_given_needs_none_in_the_state(resume, server):
+    state = {name: STATE[name] for name in STATE if name != "rank"}
+    assert resume(server, state, rank=1)[0] == [2, 3, 4]
+    assert resume(server, state, world_size=1)[0] == [2, 3, 4]
+    assert [(h["rank"], h["world_size"]) for h in server.kinds("EPOCH")] == [(1, 2), (0, 1)]
+
+
 def test_rank_and_uneven_may_be_others(resume, server):
     resume(server, STATE, rank=np.int64(0), uneven="keep")
     said = asked(server)
@@ -130,6 +137,14 @@ REFUSED = {
     "an unknown uneven": ({**STATE, "uneven": "odd"}, {}, ["uneven", "odd"]),
     "a batch size of 0": ({**STATE, "batch_size": 0}, {}, ["batch_size", "0"]),
     "a rank beyond the world": (STATE, {"rank": 2}, ["rank", "world_size=2", "2"]),
+    "a state of several ranks that names none": (
+        {name: STATE[name] for name in STATE if name != "rank"}, {}, ["rank", "world_size=2"],
+    ),
+    "another world than that of such a state": (
+        {name: STATE[name] for name in STATE if name != "rank"},
+        {"world_size": 4},
+        ["rank", "world_size=4", "2 ranks"],
+    ),
     "another world without a rank": (STATE, {"world_size": 4}, ["rank", "world_size=4", "1 of 2"]),
     "a world that does not divide": (
         STATE, {"world_size": 5, "rank": 0}, ["world_size=5", "24", "12", "2 ranks"],

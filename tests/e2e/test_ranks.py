@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.serving import Service
+from tundish import DataLoader
 from tundish_client import Client, ConfigError
 
 VECTORS = json.loads((Path(__file__).parents[1] / "core" / "sampler_vectors.json").read_text())
@@ -145,3 +146,13 @@ def test_more_ranks_than_samples(client):
         assert batches == []
         assert counts == announced
         assert (counts["batches"], counts["samples"], counts["padded"]) == (0, 0, 0)
+
+
+def test_a_rank_must_be_given_as_in_process(client):
+    words = "rank must be given with world_size=4: which of the shares is it"
+    with pytest.raises(ConfigError, match=words):
+        client.epoch(0, feed="stable", world_size=4)
+    with pytest.raises(ConfigError, match=words):
+        DataLoader(range(N), 12).epoch(0, world_size=4)
+    whole = share(client, 0, "stable", 0, 1)[0]
+    assert [batch.tolist() for batch in client.epoch(0, feed="stable", world_size=1)] == whole

@@ -299,8 +299,8 @@ class TestRanks:
             assert rest[0] == []
             assert rest[1]["batch"] == 8
         with pytest.raises(ConfigError, match="start=9.*8 batches"):
-            once(connect, service, epoch(0, "ragged", start=9, world_size=12, batch_size=1,
-                                         uneven="drop"))  # fmt: skip
+            once(connect, service, epoch(0, "ragged", start=9, rank=0, world_size=12,
+                                         batch_size=1, uneven="drop"))  # fmt: skip
 
     def test_a_batch_size_of_its_own(self, service, connect):
         got, state = once(connect, service, epoch(0, "train", batch_size=25), 1)
