@@ -67,6 +67,7 @@ class BlockingLink:
 
     def take(self, state: StreamState) -> Any:
         """Returns the stream's next cell or END; waits for it. See `ClientConnection.take`."""
+        self.life.check()
         try:
             if state.split is not None:
                 # A batch at hand may be another stream's by now, or the server gone.
@@ -87,24 +88,30 @@ class BlockingLink:
 
     def request(self, kind: str) -> dict[str, Any]:
         """Sends a request and returns its answer; waits for it."""
-        reply = self.update(self.core.request, kind)
+        reply = self.update("request", kind)
         header: dict[str, Any] = self.until(reply.take)
         return header
 
-    def update(self, change: Callable[..., Any], *args: Any) -> Any:
-        """Changes the core, under the lock, and sends what that led to."""
+    def update(self, change: str, *args: Any) -> Any:
+        """Has the core do something, under the lock, and sends what that led to.
+
+        Args:
+            change: Name of the method: only under the lock is it known whose.
+            args: Its arguments.
+        """
+        self.life.check()  # in a forked child nobody may let go of the lock
         with self._lock:
             self.life.check()
-            result = uninterrupted(self._guarded, change, args)
+            result = uninterrupted(self._guarded, getattr(self.core, change), args)
         self._cancel_dropped()
         return result
 
     def cancel(self, state: StreamState) -> None:
         """Ends a stream; another thread that waits for it is told."""
-        self.update(self.core.cancel, state)
+        self.update("cancel", state)
         if state.reader not in (None, threading.get_ident()):
             # It may wait in the socket: the answer wakes it.
-            self.update(self.core.send, "PING", {"token": 0})
+            self.update("send", "PING", {"token": 0})
 
     def forget(self, state: StreamState) -> None:
         """Cancels a stream that was garbage collected: on any thread, without waiting."""
@@ -143,9 +150,7 @@ class BlockingLink:
             self._opening.abandon()
 
     def abandon(self) -> None:
-        """Closes the inherited file descriptors in a forked child."""
-        if self._opening is not None:
-            self._opening.abandon()
+        """Closes the inherited file descriptor in a forked child."""
         os.close(self.sock.detach())
 
     # Waiting
@@ -163,6 +168,7 @@ class BlockingLink:
 
     def until(self, ready: Callable[..., Any], *args: Any) -> Any:
         """Returns what `ready` returns once that is not None; receives until then."""
+        self.life.check()
         me = threading.get_ident()
         try:
             while True:

@@ -150,9 +150,7 @@ class LoopLink(asyncio.BufferedProtocol):
         await asyncio.shield(self.gone)
 
     def abandon(self) -> None:
-        """Closes the inherited file descriptors in a forked child."""
-        if self._opening is not None:
-            self._opening.abandon()
+        """Closes the inherited file descriptor in a forked child."""
         os.close(self.sock.detach())
 
     # Recovering

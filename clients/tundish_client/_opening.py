@@ -6,7 +6,9 @@ import contextlib
 import logging
 import os
 import socket
+import stat
 import time
+import weakref
 from typing import NoReturn
 
 from ._protocol.client import ClientConnection
@@ -21,6 +23,7 @@ _LONGEST_PAUSE = 0.1
 _LEAST_HANDSHAKE = 0.25
 _SILENCE = 1.0  # seconds of waiting without a word
 _BARREN = 3  # losses in a row, without anything having come, that each get their time
+_HANGUPS = 3  # connections that may be closed at once: a server that is going, or not yet there
 
 _log = logging.getLogger("tundish.client")
 
@@ -124,7 +127,10 @@ class Opening:
         self._reason = "it is not time to try"
         self._fds: list[int] = []
         self._sock: socket.socket | None = None
+        self._heard = 0  # bytes of the present attempt
+        self._hangups = 0
         self._done = False
+        _live.add(self)
 
     def go_on(self) -> bool:
         """Tries to connect, or takes in what has arrived; True when the connection is open.
@@ -153,7 +159,7 @@ class Opening:
             self._give_up()
         self._wait_aloud(self._reason)
         if now < self._patience.not_before:
-            return None, self._patience.not_before - now
+            return None, min(self._patience.not_before - now, left)
         pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
         return None, min(pause, left)
 
@@ -175,20 +181,16 @@ class Opening:
 
     def _connect(self) -> socket.socket | None:
         """Tries once; returns a non-blocking socket with HELLO sent, or None."""
-        path = self._options.path
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        sock: socket.socket | None = None
         try:
-            sock.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
-            sock.close()
-            self._reason = _reason(error)
-            return None
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            sock.connect(self._options.path)
         except OSError as error:
-            sock.close()
-            if self._patience.again:  # it may be about to make its folder and its file
-                self._reason = str(error.strerror or error)
-                return None
-            raise ConnectError(f"cannot connect to {path!r}: {error.strerror or error}") from error
+            if sock is not None:
+                sock.close()
+            self._could_not(error)
+            return None
+        self._heard = 0
         self.core = ClientConnection(
             shared_memory=bool(self._options.shared_memory), recovers=self._options.patience > 0
         )
@@ -196,6 +198,27 @@ class Opening:
             sock.send(b"".join(self.core.data_to_send()), socket.MSG_NOSIGNAL)
         self._deadline = max(self._patience.deadline, time.monotonic() + _LEAST_HANDSHAKE)
         return sock
+
+    def _could_not(self, error: OSError) -> None:
+        """Takes note that nothing could be connected to.
+
+        Raises:
+            ConnectError: Trying again is of no use.
+        """
+        path, refused = self._options.path, isinstance(error, ConnectionRefusedError)
+        what = _kind_of_file(path) if refused else None
+        if what is not None:
+            self._reason = f"there is {what}, not a socket"
+        elif refused or isinstance(error, FileNotFoundError | BlockingIOError):
+            self._reason = _reason(error)
+            return
+        else:
+            self._reason = str(error.strerror or error)
+        if not self._patience.again:  # else it may be about to make its folder and its file
+            raise ConnectError(
+                f"cannot connect to {path!r}: {self._reason}; give the socket of a server as "
+                "Client(socket) or in TUNDISH_SOCKET"
+            ) from error
 
     def _give_up(self) -> NoReturn:
         path, patience = self._options.path, self._patience
@@ -243,10 +266,10 @@ class Opening:
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._fds += memoryview(data[: len(data) // 4 * 4]).cast("i").tolist()
+        self._heard += n
         if n:
             core.receive(n)
-        elif self._patience.again:
-            self._reason = "what listened there closed the connection at once"
+        elif self._is_leaving():
             self.abandon()
             return
         else:
@@ -256,6 +279,17 @@ class Opening:
         if core.opened:
             self._take_side_channel()
             self._done = True
+
+    def _is_leaving(self) -> bool:
+        """Whether a server that closed the connection may be there again, or another one."""
+        core, patience = self.core, self._patience
+        if core.goaway is not None:
+            self._reason = f"the server there left: {core.goaway}"
+            patience.not_before = time.monotonic() + core.back_in
+            return True
+        self._hangups += 1
+        self._reason = "what listened there closed the connection at once"
+        return patience.again or (not self._heard and self._hangups < _HANGUPS)
 
     def _refuse(self, error: Exception) -> NoReturn:
         if isinstance(error, ConnectError):
@@ -272,9 +306,34 @@ class Opening:
             os.close(self._fds.pop())
 
 
+def _kind_of_file(path: str) -> str | None:
+    """What there is instead of a socket; None if there is one, or nothing."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return None
+    if stat.S_ISSOCK(mode):
+        return None
+    if stat.S_ISREG(mode):
+        return "a file"
+    return "a folder" if stat.S_ISDIR(mode) else "a device or pipe"
+
+
 def _reason(error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there (a stale file?)"
     return "its queue of connections is full"
+
+
+_live: weakref.WeakSet[Opening] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for opening in list(_live):
+        with contextlib.suppress(Exception):
+            opening.abandon()
+
+
+os.register_at_fork(after_in_child=_in_child)

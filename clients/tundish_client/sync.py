@@ -170,8 +170,9 @@ class Client(BaseClient):
 
     def _stream(self, options: EpochOptions) -> Stream:
         state = StreamState(options)
-        self._link.update(self._link.core.open_stream, state)
-        return Stream(self, state)
+        stream = Stream(self, state)  # if Ctrl-C comes now, the stream ends with this
+        self._link.update("open_stream", state)
+        return stream
 
     def feeds(self) -> list[dict[str, Any]]:
         """Returns what the server offers: one dict per feed (feed, samples, batches, seed...)."""

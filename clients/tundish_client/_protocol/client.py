@@ -147,6 +147,9 @@ class ClientConnection(Keeping):
         if message.kind == "ERROR":
             error = decode_exception(header)
             raise ConnectError(f"the server refused this client: {error}") from error
+        if message.kind == "GOAWAY":  # it is being stopped just now
+            self._goaway(message)
+            return
         if message.kind != "WELCOME":
             raise ProtocolError(f"expected WELCOME, got {message.kind:.40}")
         version = header["version"]

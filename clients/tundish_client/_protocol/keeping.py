@@ -34,6 +34,7 @@ class Keeping(Connection):
         self.streams: dict[int, StreamState] = {}
         self.changed: list[StreamState | Reply] = []
         self.recovers = recovers
+        self._left: list[StreamState] = []  # whose acknowledgements no server has been told
         self.gone = self.progressed = False
         self._last = 0
         self._replies: weakref.WeakValueDictionary[int, Reply] = weakref.WeakValueDictionary()
@@ -60,7 +61,7 @@ class Keeping(Connection):
             self.send("EPOCH", header)
         except ValueError as error:  # over the server's limits
             stream.fail(error)
-            del self.streams[stream.number]
+            self.streams.pop(stream.number, None)
             self.changed.append(stream)
 
     def request(self, kind: str) -> Reply:
@@ -85,15 +86,22 @@ class Keeping(Connection):
         if self.streams.get(stream.number) is stream:
             if self.failed is None:
                 self._take_leave(stream)
+            elif self.recovering and stream.split is not None:
+                self._left.append(stream)
             self.streams.pop(stream.number, None)
         stream.close()
         self.changed.append(stream)
 
     def _take_leave(self, stream: StreamState) -> None:
-        if not stream.asked:  # what it has acknowledged is news to this server
-            self._ask(stream, credits={"batches": 0, "bytes": 0})
+        batch = stream.consumed()
         header = {"stream": stream.number}
-        if (batch := stream.consumed()) is not None:
+        if not stream.asked:  # it is of a split, and what it has acknowledged is news here
+            if batch is not None:
+                stream.acked.add(batch)
+            if not len(stream.acked):
+                return
+            self._ask(stream, credits={"batches": 0, "bytes": 0})
+        elif batch is not None:
             header["batch"] = batch
         self.send("CANCEL", header)
 
@@ -153,6 +161,9 @@ class Keeping(Connection):
             # is it known what to tell the server.
             if stream.split is None or not stream.started:
                 self._ask(stream)
+        for stream in old._left:
+            self._take_leave(stream)
+        old._left.clear()
         self.changed += self.streams.values()
 
 

@@ -14,6 +14,9 @@ from .standing import COUNTS, Standing
 __all__ = ["StreamState"]
 
 
+_CLOSED = "this stream is closed: ask the client for a new one"
+
+
 class _Before(NamedTuple):
     """What had come when the stream was asked for on its present connection."""
 
@@ -36,6 +39,7 @@ class StreamState(Standing):
 
     Attributes:
         asked: Whether the server of the present connection has been asked for it.
+        answered: Whether that has said START.
         reader: The thread that is reading.
         owed: Batch and bytes to be acknowledged next.
         ended: END has come.
@@ -45,7 +49,7 @@ class StreamState(Standing):
 
     def __init__(self, options: EpochOptions) -> None:
         super().__init__(options)
-        self.asked = False
+        self.asked = self.answered = False
         self.reader: int | None = None
         self.owed: tuple[int, int] | None = None
         self.received = self.received_errors = self.received_skipped = 0
@@ -66,7 +70,7 @@ class StreamState(Standing):
 
     def ask(self) -> dict[str, Any]:
         """Returns the header of EPOCH, for this connection."""
-        self.asked = True
+        self.asked, self.answered = True, False
         header = {"stream": self.number, **self.options.header()}
         if self.split is not None and len(self.acked):
             header["acked"] = self.acked.pairs()
@@ -124,6 +128,7 @@ class StreamState(Standing):
         """
         total = None if header["batches"] is None else read_count(header, "batches")
         first = read_count(header, "start") if "start" in header else self.options.start
+        self.answered = True
         if self.started:
             self._start_again(header, total, first)
             return
@@ -169,7 +174,7 @@ class StreamState(Standing):
         Raises:
             ProtocolError: It is out of place.
         """
-        if not self.started:
+        if not self.answered:
             raise ProtocolError(f"batch {cell.batch} of stream {self.number} came before START")
         if self.split is None:
             self._check_place(cell)
@@ -225,7 +230,7 @@ class StreamState(Standing):
             ProtocolError: They differ.
         """
         counts = {name: int(header["counts"].get(name, 0)) for name in COUNTS}
-        if not self.started:
+        if not self.answered:
             raise ProtocolError(f"END of stream {self.number} came before START")
         for name, number in self._before._asdict().items():
             counts[name] += number
@@ -290,7 +295,7 @@ class StreamState(Standing):
             Exception: The stream has failed.
         """
         if self.closed and not self.final:
-            raise TundishError("this stream is closed: ask the client for a new one")
+            raise TundishError(_CLOSED)
         if not self.cells:
             if self.failure is not None:
                 raise self.failed()
@@ -304,10 +309,12 @@ class StreamState(Standing):
         """Returns True once START has come, None before.
 
         Raises:
-            Exception: The stream failed before it started.
+            Exception: The stream failed, or was closed, before it started.
         """
         if self.started:
             return True
+        if self.closed:
+            raise TundishError(_CLOSED)
         if self.failure is not None:
             raise self.failed()
         return None

@@ -155,10 +155,16 @@ class Standing:
             )
         if self.in_order is False:
             return f"{failure}; in_order=False: there is no position to resume from"
-        epoch, batch = self.position
+        asked = self.options
+        shard = ("rank", "world_size") if asked.world_size > 1 else ()
+        given = [(name, getattr(asked, name)) for name in ("feed", *shard, "uneven", "batch_size")]
+        more = "".join(
+            f"{name}={value!r}, " for name, value in given if value is not None and value != "pad"
+        )
         return (
-            f"{failure}; resume on a new client with epoch({epoch}, start={batch}), "
-            "or with resume(stream.state_dict()), which also compares seed and plan"
+            f"{failure}; resume on a new client with epoch({asked.epoch}, {more}"
+            f"start={self.next_batch}), or with resume(stream.state_dict()), which also compares "
+            "seed and plan"
         )
 
     def state(self) -> dict[str, Any]:
