@@ -8,7 +8,6 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from ._protocol.asking import (
 from ._protocol.frames import Message
 from ._protocol.server import ServerConnection
 from ._protocol.values import encode_value
+from ._scripted_play import Encoded, Play
 
 if TYPE_CHECKING:
     from ._scripted_arena import Arena
@@ -36,32 +36,6 @@ __all__ = ["ScriptedConnection"]
 _RECORD = struct.Struct("<IIIIQ")
 _SEGMENT = 1
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
-
-
-@dataclass
-class _Encoded:
-    """What the protocol wants to know about a batch."""
-
-    batch: int
-    packed: bytes
-    samples_offset: int
-    nbytes: int
-    times: tuple[int, int]
-    segment: int = 0
-    slot: int = 0
-    generation: int = 0
-    offset: int = 0
-
-
-@dataclass
-class _Play:
-    """How far the script has been played to one stream."""
-
-    stream: ServerStream
-    items: list[tuple[int, Any]]
-    samples: int = 0
-    silent_until: float = 0.0
-    at: int = 0
 
 
 class _Core(ServerConnection):
@@ -103,7 +77,7 @@ class ScriptedConnection:
         self._sock = sock
         self._selector = selector
         self._core = _Core(server)
-        self._plays: dict[int, _Play] = {}
+        self._plays: dict[int, Play] = {}
         self._out: list[memoryview] = []
         self._cut: int | None = None
         self._side: socket.socket | None = None
@@ -220,19 +194,11 @@ class ScriptedConnection:
         }  # fmt: skip
 
     def _epoch(self, stream: ServerStream) -> None:
-        from .testing import is_value
-
         if stream.feed not in (None, self._server.feed):
             self._core.stream_error(stream, ValueError(f"no feed {stream.feed!r}"))
             return
-        items: list[tuple[int, Any]] = []
-        cells = 0
-        for item in self._server.script:
-            is_cell = is_value(item) or isinstance(item, BaseException)
-            if not is_cell or cells >= stream.start:
-                items.append((cells, item))
-            cells += is_cell
-        self._plays[stream.number] = _Play(stream, items)
+        self._plays[stream.number] = play = Play(stream, self._server.script)
+        cells = play.cells
         self._core.start_stream(
             stream,
             {
@@ -254,20 +220,22 @@ class ScriptedConnection:
                     return
         self._send()
 
-    def _step(self, play: _Play) -> bool:
+    def _step(self, play: Play) -> bool:
         """Plays one item; False when nothing may be sent now."""
         from . import testing
 
         if time.monotonic() < play.silent_until:
             return False
         if play.at == len(play.items):
+            if not play.acknowledged:
+                return False
             self._end(play, None)
             return True
         number, item = play.items[play.at]
         cell = isinstance(item, BaseException) or testing.is_value(item)
         if cell and not play.stream.ready:
             return False
-        play.at += 1
+        play.advance(number, cell=cell)
         if getattr(item, "once", False):
             if id(item) in self._server.played:
                 return True
@@ -282,7 +250,7 @@ class ScriptedConnection:
             self._act(play, item)
         return True
 
-    def _act(self, play: _Play, item: Any) -> None:
+    def _act(self, play: Play, item: Any) -> None:
         from . import testing
 
         if isinstance(item, testing.Silence):
@@ -295,6 +263,7 @@ class ScriptedConnection:
             self._plays.pop(play.stream.number)
             self._core.stream_error(play.stream, item.error)
         elif isinstance(item, testing.Revoke):
+            play.held.difference_update(item.batches)
             self._core.revoke(play.stream, item.batches)
         elif isinstance(item, testing.Raw):
             self._send()
@@ -305,7 +274,7 @@ class ScriptedConnection:
             self._send()
             self.shut()
 
-    def _end(self, play: _Play, counts: dict[str, int] | None) -> None:
+    def _end(self, play: Play, counts: dict[str, int] | None) -> None:
         stream = play.stream
         self._plays.pop(stream.number)
         true = {
@@ -314,18 +283,17 @@ class ScriptedConnection:
         }  # fmt: skip
         self._core.end_stream(stream, {**true, **(counts or {})})
 
-    def _batch(self, play: _Play, number: int, item: Any) -> None:
+    def _batch(self, play: Play, number: int, item: Any) -> None:
         from . import testing
 
         samples: Sequence[int] = (number,)
         skipped: Sequence[int] = ()
         if isinstance(item, testing.Batch):
-            number = number if item.number is None else item.number
             item, samples, skipped = item.value, item.samples, item.skipped
         encoded = encode_value(item)
         now = time.monotonic_ns()
         nbytes = encoded.nbytes + 8 * len(samples)
-        batch = _Encoded(number, encoded.packed, encoded.nbytes, nbytes, (now, now))
+        batch = Encoded(number, encoded.packed, encoded.nbytes, nbytes, (now, now))
         play.samples += len(samples)
         arena = self._server.arena
         lend = arena is not None and self._side is not None and play.stream.shared_memory

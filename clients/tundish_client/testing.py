@@ -11,8 +11,9 @@ It runs in a thread, speaks the real protocol over a real Unix socket, and needs
             next(stream)
 
 Every value of the script is a batch, every exception the error in place of one; END follows by
-itself. The steps below do what servers and networks do on bad days. Those that end the connection
-do so every time they are reached; with `once` they let a client pass that comes back.
+itself. Every stream of a split epoch gets all that it has not acknowledged, and END when there is
+nothing left of it. The steps below do what servers and networks do on bad days. Those that end the
+connection do so every time they are reached; with `once` they let a client pass that comes back.
 """
 
 from __future__ import annotations
