@@ -121,6 +121,51 @@ def test_a_short_wait_is_not_told(kind, path, caplog):
     assert not caplog.records
 
 
+def put_folder(path):
+    os.mkdir(path)
+
+
+def put_file(path):
+    with open(path, "wb"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("put", "words"),
+    [
+        (put_folder, "there is a folder, not a socket"),
+        (put_file, "there is a file, not a socket"),
+        (os.mkfifo, "there is a device or pipe, not a socket"),
+        (lambda path: os.symlink("/", path), "there is a folder, not a socket"),
+    ],
+    ids=["folder", "file", "pipe", "link"],
+)
+def test_what_is_no_socket_is_refused_at_once(kind, tmp_path, put, words):
+    path = f"{tmp_path}/x"
+    put(path)
+    began = time.monotonic()
+    with pytest.raises(ConnectError, match=f"{path}.*{words}.*TUNDISH_SOCKET") as caught:
+        connect(kind, path, connect_timeout=30)
+    assert time.monotonic() - began < 1000 * MS
+    assert not isinstance(caught.value, TimeoutError)
+
+
+def test_a_file_in_place_of_the_folder_is_told_at_once(kind, tmp_path):
+    put_file(f"{tmp_path}/x")
+    began = time.monotonic()
+    with pytest.raises(ConnectError, match=r"x/s': Not a directory.*TUNDISH_SOCKET"):
+        connect(kind, f"{tmp_path}/x/s", connect_timeout=30)
+    assert time.monotonic() - began < 1000 * MS
+
+
+def test_a_link_to_nothing_is_waited_for(kind, path):
+    os.symlink(f"{path}.later", path)
+    with pytest.raises(ConnectTimeout, match="no such file"):
+        connect(kind, path, connect_timeout=50 * MS)
+    with ScriptedServer(path=f"{path}.later"):
+        connect(kind, path)
+
+
 @pytest.mark.parametrize("stale", [False, True])
 def test_client_before_server(kind, path, stale):
     if stale:
@@ -164,6 +209,58 @@ def test_another_program_listens(kind, path, name):
     with peer(path, behaviour), pytest.raises(ConnectError, match=text) as caught:
         connect(kind, path, connect_timeout=2)
     assert path in str(caught.value) and not isinstance(caught.value, TimeoutError)
+
+
+def farewell(**header):
+    return encode_message("GOAWAY", {"reason": "an upgrade", **header})
+
+
+@pytest.mark.parametrize("leaving", ["hangs up", "says so", "says when it is back"])
+def test_a_server_that_is_just_leaving_is_followed_by_another(kind, path, leaving):
+    wait = 300 * MS
+    said = {
+        "hangs up": b"",
+        "says so": farewell(),
+        "says when it is back": farewell(back_in=wait),
+    }[leaving]
+    times = 2 if leaving == "hangs up" else 5
+    if leaving == "says when it is back":
+        times = 1
+    attempts = []
+    server = ScriptedServer(path=path)
+
+    def leave() -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            for _ in range(times):
+                conn, _ = listener.accept()
+                attempts.append(time.monotonic())
+                conn.sendall(said)
+                conn.close()
+            os.unlink(path)
+        server.start()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    try:
+        connect(kind, path, connect_timeout=10)
+        assert len(attempts) == times
+        if leaving == "says when it is back":
+            assert time.monotonic() - attempts[0] > 0.8 * wait
+    finally:
+        thread.join()
+        server.stop()
+
+
+def test_a_server_that_leaves_for_longer_is_told(kind, path):
+    def behaviour(conn):
+        conn.sendall(farewell(back_in=3600))
+
+    began = time.monotonic()
+    with peer(path, behaviour), pytest.raises(ConnectTimeout, match=r"an upgrade \(back in 3600"):
+        connect(kind, path, connect_timeout=100 * MS)
+    assert time.monotonic() - began < 1000 * MS
 
 
 def test_silent_peer(kind, path):
