@@ -129,15 +129,25 @@ class Hub:
             member.gathering = self._gatherings.get(ask)
 
     def _begin(self, members: list[Delivery]) -> None:
-        for member in members:
-            member.gathering = None
-            if member.ask.split is None:
-                self._share(member)
+        """Serve all of them from now on; the last one is being opened, its session waits for it."""
+        *others, last = members
+        for member in others:
+            try:
+                self._serve(member)
+            except Exception as error:  # nobody else would tell it
+                member.fail(error)
+                member.flush()
             else:
-                self._split(member)
-            member.begin()
-        for member in members[:-1]:
-            self.loop.call_soon(member.move)
+                self.loop.call_soon(member.move)
+        self._serve(last)
+
+    def _serve(self, member: Delivery) -> None:
+        member.gathering = None
+        if member.ask.split is None:
+            self._share(member)
+        else:
+            self._split(member)
+        member.begin()
 
     def _split(self, member: Delivery) -> None:
         split, acked = self._splits.get(member.ask), member.stream.done
