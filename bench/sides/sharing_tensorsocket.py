@@ -22,7 +22,7 @@ import photos
 import side
 import team
 
-PATIENCE = 15
+PATIENCE = 8
 """Seconds without a batch after which a consumer takes what it has for all there is."""
 
 
