@@ -15,6 +15,7 @@ PY := $(VENV)/bin/python
 LOOM_MAX_PREEMPTIONS ?= 4
 ROUNDS ?= 1000
 SEED ?=
+STALL ?= 60
 CODE := service clients tests examples bench
 
 export PIP_CONSTRAINT := $(abspath constraints.txt)
@@ -47,9 +48,9 @@ test-rust: $(VENV)/.tools ## the engine's tests, its doctests, and the loom mode
 	@LOOM_MAX_PREEMPTIONS=$(LOOM_MAX_PREEMPTIONS) RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=rustcore/target/loom \
 		cargo test --manifest-path $(RUST) -p tundish-engine --locked --test loom --release -q
 
-soak: build ## rounds of consumers that come, lag, leave and are killed; SEED=, ROUNDS=
+soak: build ## rounds of consumers that come, lag, leave and are killed; SEED=, ROUNDS=, STALL=
 	$(say) "soak: $(ROUNDS) rounds; any of them can be repeated alone by its seed"
-	@PYTHONPATH=tests $(PY) -m soak --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+	@PYTHONPATH=tests $(PY) -m soak --rounds $(ROUNDS) --stall $(STALL) $(if $(SEED),--seed $(SEED))
 
 parity: build $(PARITY)/.installed ## the same options give the same batches as PyTorch and dataloader-rs
 	$(say) "parity: Tundish beside PyTorch and dataloader-rs, in one process"
