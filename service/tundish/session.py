@@ -43,6 +43,9 @@ Where a peer is gone that has left bytes unread, uvloop says so once and never a
 is more to be read before the end.
 """
 
+_REST = 256
+"""Buffers that are still read when a client is gone; its socket held no more."""
+
 MAX_WAITING = 4096
 """Buffers that may wait to be written before no more requests are read."""
 
@@ -88,7 +91,7 @@ class Session:
     @property
     def congested(self) -> bool:
         """Whether bytes wait for the client to read."""
-        return self._outbox.nbytes > 0
+        return self._outbox.nbytes > 0 or self._outbox.closed
 
     @property
     def queued(self) -> int:
@@ -335,7 +338,32 @@ class Session:
         self.close(None)
 
     def _lost(self, error: OSError) -> None:
+        """The client is gone: closes, after the events at hand and what it said before it went."""
+        self._outbox.close()
+        self._read(False)
+        self.loop.call_soon(self._let_go, error)
+
+    def _let_go(self, error: OSError) -> None:
+        if self._closed:
+            return
+        try:
+            self._read_rest()
+        except Exception as unforeseen:
+            _log.debug("%s", self.name, exc_info=unforeseen)
         self.close(f"lost: {error.strerror}")
+
+    def _read_rest(self) -> None:
+        """Takes in what lies in the socket: a batch that was acknowledged there is nobody else's."""
+        for _ in range(_REST):
+            try:
+                n = self._sock.recv_into(self.conn.get_buffer(), 0, socket.MSG_DONTWAIT)
+            except OSError:
+                return
+            if not n:
+                return
+            for event in self.conn.receive(n):
+                if type(event) is Granted or type(event) is Cancelled:
+                    self._handle(event)
 
     def broken(self, error: Exception) -> None:
         """Closes this connection, and only this one, after something unforeseen."""

@@ -40,3 +40,25 @@ def test_their_last_words_and_their_end_come_at_once(service, last, shared):
             os.kill(service.process.pid, signal.SIGCONT)
             wait_for(lambda: watch.stats()["connections"] == 1, "the end", 1000 * MS)
             assert watch.stats()["streams"] == []
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_they_acknowledged_last_is_nobody_elses(service, shared):
+    """They ask for more, acknowledge, leave and are gone, before the service has read any of it."""
+    with Client(service.socket) as client:
+        for number in range(3):
+            raw = Raw(service.socket, shared_memory=shared)
+            raw.sock.sendall(epoch(epoch=number, split="all"))
+            raw.receive("START")
+            assert [raw.receive("BATCH").header["batch"] for _ in range(4)] == [0, 1, 2, 3]
+            os.kill(service.process.pid, signal.SIGSTOP)
+            stream = client.epoch(number, split="all")  # so that the epoch goes on without them
+            raw.send("CREDIT", stream=1, credits={"batches": 4, "bytes": 2**30})
+            for batch in (0, 1, 2):
+                raw.send("ACK", stream=1, batch=batch)
+            raw.send("CANCEL", stream=1, batch=3)
+            raw.close()
+            os.kill(service.process.pid, signal.SIGCONT)
+            rest = [(stream.info.batch, int(x["x"][0])) for x in stream]
+            assert rest == [(batch, 10 * batch) for batch in range(4, 100)]
+            assert stream.counts["redelivered"] <= 4  # those it had asked for and never saw
