@@ -103,11 +103,14 @@ class BlockingLink:
         with self._lock:
             self.life.check()
             result = uninterrupted(self._guarded, getattr(self.core, change), args)
-        self._cancel_dropped()
+        self.cancel_dropped()
         return result
 
     def cancel(self, state: StreamState) -> None:
         """Ends a stream; another thread that waits for it is told."""
+        if state.split is not None and self.core.recovers:
+            while self._look():  # where the server is gone, another one has to be told
+                pass
         self.update("cancel", state)
         if state.reader not in (None, threading.get_ident()):
             # It may wait in the socket: the answer wakes it.
@@ -116,15 +119,20 @@ class BlockingLink:
     def forget(self, state: StreamState) -> None:
         """Cancels a stream that was garbage collected: on any thread, without waiting."""
         self._dropped.append(state)
-        self._cancel_dropped()
+        self.cancel_dropped()
 
-    def _cancel_dropped(self) -> None:
+    def cancel_dropped(self) -> None:
+        """Cancels what was garbage collected, if no other thread is about to do that."""
         while self._dropped and not self.life.over and self._lock.acquire(blocking=False):
             try:
-                self._absorb_dropped()
-                self._flush()
+                uninterrupted(self._guarded, self._cancel_now, ())
             finally:
                 self._lock.release()
+
+    def _cancel_now(self) -> None:
+        while self.core.recovers and self._take_in():  # as in `cancel`
+            self._absorb_received()
+        self._absorb()
 
     def shut(self) -> None:
         """Closes the connection. Never waits for the server."""
@@ -206,20 +214,20 @@ class BlockingLink:
         return self._guarded(ready, args)
 
     def _absorb(self) -> None:
-        self._absorb_dropped()
+        self._absorb_received()
+        while self._dropped:
+            self.core.cancel(self._dropped.popleft())
+        self.core.changed.clear()
+        if self._waiting:
+            self._changed.notify_all()
+
+    def _absorb_received(self) -> None:
         for n in self._received:
             if n:
                 self.core.receive(n)
             else:
                 self.core.eof_received()
         self._received.clear()
-        self.core.changed.clear()
-        if self._waiting:
-            self._changed.notify_all()
-
-    def _absorb_dropped(self) -> None:
-        while self._dropped:
-            self.core.cancel(self._dropped.popleft())
 
     def _interrupted(self, error: BaseException) -> None:
         """A signal handler raised in the middle of an update: the core may be inconsistent."""
@@ -235,18 +243,25 @@ class BlockingLink:
 
     def _look(self) -> bool:
         """Takes in what has come, without waiting; returns whether that was anything."""
+        self.life.check()
         with self._changed:
-            if self._reader is None and not self._received and self.core.failed is None:
-                view = self.core.get_buffer()
-                try:
-                    self._received.extend(map(self.sock.recv_into, (view,), (0,), (_RECEIVE,)))
-                except BlockingIOError:
-                    return False
-                except OSError:
-                    self._received.append(0)
-                uninterrupted(self._step, _nothing, ())
-                return True
+            if not self._take_in():
+                return False
+            uninterrupted(self._step, _nothing, ())
+            return True
+
+    def _take_in(self) -> bool:
+        """The same under the lock, and without acting on it."""
+        if self._reader is not None or self._received or self.core.failed is not None:
             return False
+        view = self.core.get_buffer()
+        try:
+            self._received.extend(map(self.sock.recv_into, (view,), (0,), (_RECEIVE,)))
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._received.append(0)
+        return True
 
     def _receive(self, view: memoryview) -> None:
         """Waits for bytes; a signal may raise here at any time, and costs nothing."""
@@ -257,7 +272,7 @@ class BlockingLink:
                 return
             # No bytecode stands between the system call and the note of its result.
             self._received.extend(map(self.sock.recv_into, (view,)))
-        except OSError:
+        except (OSError, ValueError):  # the latter of poll: it was closed in another thread
             self._received.append(0)
 
     def _wait_for_room(self, view: memoryview) -> None:

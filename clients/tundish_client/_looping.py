@@ -40,6 +40,7 @@ class LoopLink(asyncio.BufferedProtocol):
         self._opening: Opening | None = None  # of the search
         self._found = False
         self._heard = 0  # how often something has come
+        self._leaving: list[StreamState] = []
 
     async def connect(self) -> None:
         """Makes a transport of the socket."""
@@ -127,12 +128,22 @@ class LoopLink(asyncio.BufferedProtocol):
             del self._waiters[what]
 
     def forget(self, state: StreamState) -> None:
-        """Cancels a stream that was garbage collected."""
+        """Cancels a stream, now."""
         self.core.cancel(state)
         self.flush()
 
+    def leave(self, state: StreamState) -> None:
+        """Cancels a stream in a moment: where the server is gone, another one has to be told."""
+        self._leaving.append(state)
+        self.loop.call_soon(self.loop.call_soon, self._leave)  # as in `look`
+
+    def _leave(self) -> None:
+        while self._leaving:
+            self.forget(self._leaving.pop(0))
+
     def shut(self) -> None:
         """Closes the connection; does not wait."""
+        self._leave()
         self.core.recovers = False
         self.core.lose(ConnectionLost("the client was closed"))
         if self._search is not None and not self._found:

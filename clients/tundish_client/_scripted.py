@@ -93,7 +93,8 @@ class ScriptedConnection:
     def timeout(self) -> float:
         """Seconds until a silence ends, for the selector."""
         now = time.monotonic()
-        ends = [p.silent_until - now for p in self._plays.values() if p.silent_until > now]
+        # Also one that has just ended, and was not over when the script was played last.
+        ends = [max(0.0, p.silent_until - now) for p in self._plays.values() if p.silent_until]
         return min([3600.0, *ends])
 
     def shut(self) -> None:
@@ -162,6 +163,8 @@ class ScriptedConnection:
                 data = side.recv(1 << 16)
             except BlockingIOError:
                 break
+            except OSError:  # a reset says no more than an end
+                data = b""
             if not data:
                 self._selector.unregister(side)
                 side.close()
@@ -226,6 +229,7 @@ class ScriptedConnection:
 
         if time.monotonic() < play.silent_until:
             return False
+        play.silent_until = 0.0
         if play.at == len(play.items):
             if not play.acknowledged:
                 return False

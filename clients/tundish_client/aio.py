@@ -193,22 +193,32 @@ class AsyncClient(BaseClient):
         finally:
             link.flush()
 
-    def _close_stream(self, state: StreamState, *, clean: bool) -> None:
+    async def _close_stream(self, state: StreamState, *, clean: bool) -> None:
         if state.closed or self._life.over:
             return
         state.clean = clean
-        if self._link is None:
+        link = self._link
+        if link is None:
             state.close()
             return
         self._check_loop()
-        self._link.forget(state)
+        try:
+            if state.split is not None and link.core.recovers:
+                await link.look()  # where the server is gone, another one has to be told
+        finally:
+            link.forget(state)
 
     def _forget(self, state: StreamState) -> None:
         """Cancels a stream that was garbage collected, on whatever thread."""
         link = self._link
-        if link is not None and not self._life.over:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                link.loop.call_soon_threadsafe(link.forget, state)
+        if link is None or self._life.over:
+            return
+        if state.clean and asyncio._get_running_loop() is link.loop:
+            # By break, so that nothing is going on; the client may be closed before the next turn.
+            link.leave(state) if link.core.recovers else link.forget(state)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            link.loop.call_soon_threadsafe(link.forget, state)
 
     # Connecting and asking
 

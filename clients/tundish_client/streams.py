@@ -261,7 +261,7 @@ class AsyncStream(BaseStream):
         In a split epoch this acknowledges the batch in your hands, unless an exception is being
         handled where you call it.
         """
-        self._client._close_stream(self._state, clean=not in_exception())
+        await self._client._close_stream(self._state, clean=not in_exception())
 
     async def __aenter__(self) -> Self:
         await self._client._start(self._state)
@@ -273,7 +273,7 @@ class AsyncStream(BaseStream):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._client._close_stream(self._state, clean=kind is None)
+        await self._client._close_stream(self._state, clean=kind is None)
 
     def __del__(self) -> None:
         try:

@@ -200,6 +200,7 @@ class Client(BaseClient):
         """Closes the connection. Arrays that are still held stay as they are. Never waits."""
         if self._life.over:
             return
+        self._link.cancel_dropped()
         self._life.closed = True
         self._link.shut()
         for closer in self._closers:

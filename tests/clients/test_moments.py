@@ -1,12 +1,23 @@
 """The connection ends at every moment there is: each batch comes once, whatever the moment."""
 
+import asyncio
+import gc
+import os
+import threading
+import time
+
 import numpy as np
 import pytest
 
 from helpers.clients import END, KINDS, Reader
 from helpers.cutting import Cutter
-from tundish_client.testing import Batch, ScriptedServer
+from helpers.timing import MS
+from tundish_client import AsyncClient, Client, TundishError
+from tundish_client._blocking import _open
+from tundish_client.testing import Batch, Close, Cut, Goaway, ScriptedServer, Silence
 
+PATIENT = {"reconnect_timeout": 10}
+MANY = list(range(40))
 PRINT = {"seed": 7, "samples": 4, "order": "stable/1", "batch_size": 1}
 SPLIT = {"batches": 4, "exact": False, "in_order": False, "fingerprint": PRINT}
 SCRIPT = [
@@ -100,3 +111,150 @@ class TestEveryMoment:
 def step(nbytes):
     """So that there are about 40 moments, at other places of messages each."""
     return max(1, nbytes // 40) | 1
+
+
+@pytest.fixture(params=KINDS)
+def reader(request):
+    """Opens clients of one kind."""
+    readers = []
+
+    def open_(server, **options):
+        readers.append(Reader(request.param, server.path, **(PATIENT | options)))
+        return readers[-1]
+
+    yield open_
+    for reader in readers:
+        reader.__exit__()
+
+
+class TestGoaway:
+    @pytest.mark.parametrize("nbytes", [1, 5, 20, 40])
+    def test_that_was_cut_is_a_loss_like_others(self, reader, nbytes):
+        script = [0, Cut(nbytes, once=True), Goaway("an upgrade", 3600.0, once=True), 1]
+        with ScriptedServer(script) as server:
+            client = reader(server)
+            assert client.outcomes(client.epoch()) == [0, 1, END]
+            assert len(server.kinds("HELLO")) == 2
+
+    @pytest.mark.parametrize("shared_memory", [False, True])
+    def test_does_not_end_what_still_comes(self, reader, shared_memory):
+        script = [np.full(600, n) for n in range(12)]
+        script.insert(3, Silence(50 * MS))
+        with ScriptedServer(script, shared_memory=shared_memory) as server:
+            client = reader(server)
+            stream = client.epoch(prefetch=1)
+            got = [client.next(stream)]
+            server.goaway("an upgrade")
+            got += client.outcomes(stream, 6)
+            server.close_connections()
+            got += client.outcomes(stream)
+            assert [plain(value)[0] for value in got[:-1]] == list(range(12))
+            assert got[-1] is END
+            assert len(server.kinds("HELLO")) == 2
+
+
+class TestAnotherThread:
+    """What a thread asks for while another one reconnects."""
+
+    def reconnect_meanwhile(self, server, client, ask):
+        """`ask` has begun on the lost connection and goes on when there is another one."""
+        link = client._link
+        opening = _open(client._options)
+        thread = threading.Thread(target=ask, daemon=True)
+        with link._lock:
+            link.core.eof_received()
+            thread.start()
+            time.sleep(30 * MS)
+            link._adopt(opening)
+        thread.join(5)
+        assert not thread.is_alive()
+        assert server.connections >= 1
+
+    def test_a_stream_is_asked_of_the_new_server(self):
+        got = []
+        with ScriptedServer(MANY) as server, Client(server.path, **PATIENT) as client:
+            self.reconnect_meanwhile(server, client, lambda: got.extend(client.epoch(3)))
+        assert got == MANY
+
+    def test_a_request_is_answered_by_the_new_server(self):
+        got = []
+        with ScriptedServer(MANY) as server, Client(server.path, **PATIENT) as client:
+            self.reconnect_meanwhile(server, client, lambda: got.append(client.feeds()))
+        assert got[0][0]["feed"] == "scripted"
+
+    def test_a_closed_stream_is_closed_there(self):
+        with ScriptedServer(MANY) as server, Client(server.path, **PATIENT) as client:
+            stream = client.epoch(0)
+            assert next(stream) == 0
+            self.reconnect_meanwhile(server, client, stream.close)
+            client.ping()
+            assert len(server.kinds("EPOCH")) == 2
+            assert server.kinds("CANCEL") == [{"stream": 1}]
+
+    def test_closing_the_client_at_any_moment(self):
+        def files():
+            return len(os.listdir("/proc/self/fd"))
+
+        script = [np.full(600, n) for n in range(60)]
+        for n in range(57, 0, -3):
+            script.insert(n, Close(once=True))
+        counts = []
+        for turn in range(30):
+            with ScriptedServer(script, shared_memory=True) as server:
+                client = Client(server.path, **PATIENT)
+                got, errors = [[], []], []
+
+                def read(n, client=client, got=got, errors=errors):
+                    try:
+                        got[n] += (int(value[0]) for value in client.epoch(n))
+                    except TundishError as error:
+                        errors.append(str(error))
+
+                threads = [threading.Thread(target=read, args=(n,)) for n in range(2)]
+                for thread in threads:
+                    thread.start()
+                time.sleep(turn * 1 * MS)
+                began = time.monotonic()
+                client.close()
+                for thread in threads:
+                    thread.join(5)
+                assert time.monotonic() - began < 500 * MS
+                assert all("closed" in error for error in errors)
+                for values in got:
+                    assert values == list(range(len(values)))
+                server.wait_for(lambda server=server: server.connections == 0)
+            gc.collect()
+            counts.append(files())
+        assert max(counts[-3:]) <= max(counts[:3])
+
+
+@pytest.mark.parametrize("split", [None, "g"])
+async def test_cancelling_at_any_moment_loses_nothing(split):
+    script = []
+    for n in MANY:
+        script += [Batch(n, [n], number=n), Silence(2 * MS)]
+        if n % 4 == 3:
+            script.append(Close(once=True))
+    with ScriptedServer(script, announce=SPLIT if split else None) as server:
+        async with AsyncClient(server.path, **PATIENT) as client:
+            stream, got, cancelled = client.epoch(0, split=split), [], 0
+            while True:
+                task = asyncio.create_task(anext(stream, END))
+                for _ in range(1 + cancelled % 9):
+                    await asyncio.sleep(0)
+                if cancelled % 3 == 2:
+                    await asyncio.sleep(1 * MS)
+                if not task.done():
+                    cancelled += task.cancel()
+                try:
+                    got.append(await task)
+                except asyncio.CancelledError:
+                    continue
+                if got[-1] is END:
+                    break
+            assert sorted(got[:-1]) == MANY
+            assert split or got[:-1] == MANY
+            assert cancelled > 40
+            assert len(server.kinds("HELLO")) == 11
+            state = stream.state_dict()
+            assert state["acked"] == [[0, 39]] if split else state["batch"] == 40

@@ -153,11 +153,13 @@ LOSES_NOTHING = """
     busy = sys.argv[2] == "busy"
 
     def fire():
+        while not ready:
+            time.sleep(0.001)
         for _ in range(60):
             time.sleep(0.005)
             signal.pthread_kill(main, signal.SIGINT)
 
-    got, caught, lost, position = [], 0, 0, 0
+    got, caught, lost, ready = [], 0, 0, []
     thread = threading.Thread(target=fire)
     client = Client(sys.argv[1])
     stream = client.epoch(0)
@@ -165,6 +167,7 @@ LOSES_NOTHING = """
     while True:
         try:
             try:
+                ready.append(True)
                 got.append(next(stream)[0])
             except ConnectionLost as error:
                 assert "interrupted in an update" in str(error), error

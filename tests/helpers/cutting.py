@@ -1,4 +1,4 @@
-"""A go-between that cuts connections after so many bytes: an end at any moment of a conversation."""
+"""A go-between that cuts connections after so many bytes, at any moment of a conversation."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ class Cutter:
 
     Attributes:
         path: Where clients connect.
-        passed: For each connection, the bytes of the server and of the client that were let through.
+        passed: For each connection, how many bytes of the server and of the client came through.
     """
 
     def __init__(
