@@ -213,12 +213,13 @@ class AsyncClient(BaseClient):
         link = self._link
         if link is None or self._life.over:
             return
+        cancel = link.leave if link.core.recovers else link.forget
         if state.clean and asyncio._get_running_loop() is link.loop:
             # By break, so that nothing is going on; the client may be closed before the next turn.
-            link.leave(state) if link.core.recovers else link.forget(state)
+            cancel(state)
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            link.loop.call_soon_threadsafe(link.forget, state)
+            link.loop.call_soon_threadsafe(cancel, state)
 
     # Connecting and asking
 

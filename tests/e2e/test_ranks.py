@@ -1,6 +1,8 @@
 """Shards of an epoch through a service: who gets which samples, and what is announced."""
 
+import itertools
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 
 from helpers.serving import Service
 from tundish import DataLoader
-from tundish_client import Client, ConfigError
+from tundish_client import Client, ConfigError, ConnectionLost
 
 VECTORS = json.loads((Path(__file__).parents[1] / "core" / "sampler_vectors.json").read_text())
 N = 103
@@ -156,3 +158,57 @@ def test_a_rank_must_be_given_as_in_process(client):
         DataLoader(range(N), 12).epoch(0, world_size=4)
     whole = share(client, 0, "stable", 0, 1)[0]
     assert [batch.tolist() for batch in client.epoch(0, feed="stable", world_size=1)] == whole
+
+
+@pytest.mark.parametrize("uneven", ["pad", "drop", "keep"])
+def test_all_ranks_together_have_the_epoch_of_a_service_that_is_killed(uneven):
+    service = Service(SOURCE, "feeds")
+    try:
+        with Client(service.socket) as client:
+            whole = [share(client, 2, "stable", rank, 3, uneven, batch_size=4) for rank in range(3)]
+        asked = {"feed": "stable", "world_size": 3, "uneven": uneven, "batch_size": 4}
+        clients = [Client(service.socket, reconnect_timeout=20) for _ in range(3)]
+        streams = [one.epoch(2, rank=rank, **asked) for rank, one in enumerate(clients)]
+        got = [[] for _ in streams]
+        for life, count in enumerate((3, 2, 100)):
+            for stream, batches in zip(streams, got, strict=True):
+                batches += [batch.tolist() for batch in itertools.islice(stream, count)]
+                if life < 2:
+                    assert stream.position == (2, len(batches))
+            if life < 2:
+                service.stop(signal.SIGKILL)
+                service.restart()
+        assert got == [batches for batches, _, _ in whole]
+        for rank, stream in enumerate(streams):
+            assert dict(stream.counts) == whole[rank][2]
+            state = stream.state_dict()
+            assert (state["rank"], state["world_size"], state["uneven"]) == (rank, 3, uneven)
+            assert state["batch"] == len(got[rank])
+        for one in clients:
+            one.close()
+    finally:
+        service.cleanup()
+
+
+def test_the_loss_of_a_shard_says_how_to_go_on_with_it():
+    service = Service(SOURCE, "feeds")
+    try:
+        with Client(service.socket) as client:
+            expected = share(client, 0, "stable", 1, 2)[0]
+            stream = client.epoch(0, feed="stable", rank=1, world_size=2, prefetch=1)
+            got = [next(stream).tolist()]
+            service.stop(signal.SIGKILL)
+            with pytest.raises(ConnectionLost) as caught:
+                for batch in stream:
+                    got.append(batch.tolist())
+        again = f"epoch(0, feed='stable', rank=1, world_size=2, start={len(got)})"
+        assert again in str(caught.value)
+        assert caught.value.position == (0, len(got))
+        service.restart()
+        with Client(service.socket) as client:
+            resumed = client.resume(stream.state_dict())
+            assert got + [batch.tolist() for batch in resumed] == expected
+            rest = eval(f"client.{again}", {"client": client})
+            assert got + [batch.tolist() for batch in rest] == expected
+    finally:
+        service.cleanup()

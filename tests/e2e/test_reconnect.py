@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from helpers.clients import END, KINDS, Reader
+from helpers.cutting import Cutter
 from helpers.serving import Service
-from helpers.timing import MS
+from helpers.timing import MS, wait_for
 from tundish_client import Client, ConfigError, ConnectionLost, TundishError
 
 SOURCE = """
@@ -171,6 +172,32 @@ def test_killed_before_the_first_batch_and_after_the_last(serve_feeds, reader):
     assert len(got) == 61
     assert stream.counts["batches"] == 60
     assert [digest(value) for value in got] == whole(client, stream.state_dict())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "inline"])
+@pytest.mark.parametrize("feed", ["rows", "noisy", "stream"])
+def test_a_connection_that_ends_at_any_byte(serve_feeds, reader, feed, shared_memory):
+    """The service stays; what it had sent on the lost connection comes on the next one."""
+    service = serve_feeds()
+    client = reader(service, shared_memory=shared_memory)
+    stream = client.epoch(feed=feed)
+    expected = [digest(value) for value in client.outcomes(stream)]
+    counts = dict(stream.counts)
+    with Cutter(str(service.socket)) as cutter:
+        with Reader("sync", cutter.path, shared_memory=shared_memory) as straight:
+            opened = cutter.passed[0][0]
+            assert len(straight.outcomes(straight.epoch(feed=feed))) == 61
+        whole = cutter.passed[0][0]
+    for cut in range(opened, whole, (whole - opened) // 5):
+        with Cutter(str(service.socket), [cut, cut // 2 + opened]) as cutter:
+            patient = {"reconnect_timeout": 20, "shared_memory": shared_memory}
+            with Reader(client.kind, cutter.path, **patient) as other:
+                stream = other.epoch(feed=feed)
+                assert [digest(value) for value in other.outcomes(stream)] == expected, cut
+                assert dict(stream.counts) == counts
+            assert len(cutter.passed) >= 2
+    wait_for(lambda: not client.run(client.client.stats())["streams"], "the streams to end")
 
 
 def test_a_service_that_stays_away(serve_feeds, reader):

@@ -246,6 +246,42 @@ class TestProcesses:
         assert flat([busy.batches, quick.batches]) == ALL
 
 
+class TestLeavingInThePause:
+    """The service is killed; a consumer ends its stream before there is another one."""
+
+    @pytest.mark.parametrize("how", ["break", "raise"])
+    def test_what_it_acknowledged_is_known_to_those_who_come_back(self, service, reader, how):
+        client = reader(reconnect_timeout=20)
+        with Client(service.socket, reconnect_timeout=20) as keeper:
+            kept = keeper.epoch(0, feed="drawn", split="g", prefetch=1)
+            next(kept)
+            mine, theirs = [], [kept.info.batch]
+            stream = client.epoch(feed="drawn", split="g", prefetch=1)
+            for _ in range(30):
+                client.next(stream)
+                mine.append(stream.info.batch)
+            service.stop(signal.SIGKILL)
+            if how == "break":
+                client.close(stream)
+            else:
+                del mine[-1]
+                stream = None
+                if client.runner is not None:
+                    client.runner.run(asyncio.sleep(0))
+            service.restart()
+
+            def read():
+                for _ in kept:
+                    theirs.append(kept.info.batch)
+
+            thread = threading.Thread(target=read)
+            thread.start()
+            wait_for(lambda: bool(runs(service)), "the other to come back")
+            client.run(client.client.ping())
+            thread.join()
+        assert sorted(mine + theirs) == ALL
+
+
 class TestLeaving:
     """The stream of one consumer ends; the other gets what was not acknowledged."""
 
