@@ -1,6 +1,7 @@
 """What every test area shares: both event loops, the unit of time, a real service."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -8,6 +9,9 @@ import pytest
 import uvloop
 
 from helpers.serving import Service
+
+# Tests look at what is left when their streams are over; tests/service/test_linger.py at the rest.
+os.environ.setdefault("TUNDISH_SHARE_LINGER", "0")
 
 
 def pytest_asyncio_loop_factories(

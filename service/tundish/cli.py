@@ -102,6 +102,15 @@ def serve(
             "further behind gets the rest by itself.",
         ),
     ] = "32MiB",
+    share_linger: Annotated[
+        float,
+        typer.Option(
+            envvar="TUNDISH_SHARE_LINGER",
+            metavar="SECONDS",
+            help="How long an epoch that is over is kept for streams that come late, when no "
+            "stream of its feed is open any more.",
+        ),
+    ] = 2.0,
     join_timeout: Annotated[
         float,
         typer.Option(
@@ -150,6 +159,7 @@ def serve(
         allowed_uids=allowed_uids,
         lease_quota=lease_quota,
         share_window=share_window,
+        share_linger=share_linger,
         join_timeout=join_timeout,
         lease_timeout=lease_timeout,
         metrics=metrics or None,

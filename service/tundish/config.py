@@ -81,6 +81,8 @@ class ServeConfig(BaseSettings):
             0 turns shared memory off.
         share_window: Bytes of batches that are held for streams that lag behind others of the same
             epoch, or join them late; a stream that falls further behind goes on by itself.
+        share_linger: Seconds that a run which is over is kept, for streams that come late, when no
+            stream of its feed is open any more; 0 to keep none.
         join_timeout: Seconds that streams of a group wait for the others to join.
         lease_timeout: Seconds after which what a stopped consumer holds of a split epoch goes to
             the others.
@@ -99,6 +101,7 @@ class ServeConfig(BaseSettings):
     memory_limit: Annotated[int, BeforeValidator(parse_bytes), Field(ge=MIB)] | None = None
     lease_quota: Annotated[int, Field(ge=0)] = 64
     share_window: Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)] = 32 * MIB
+    share_linger: Annotated[float, Field(ge=0, le=10**9)] = 2.0
     join_timeout: Annotated[float, Field(gt=0, le=10**9)] = 60.0
     lease_timeout: Annotated[float, Field(gt=0, le=10**9)] = 60.0
     metrics: Annotated[str, BeforeValidator(parse_address)] | None = None

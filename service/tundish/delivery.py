@@ -38,6 +38,7 @@ class Delivery:
         had: Batches that were sent, where they come as they are ready.
         waited_for: Whether streams of the same production wait for this one when it lags.
         detached: How often it has fallen behind so far that it went on by itself.
+        held_up: Seconds for which others of its production have waited for it.
         over: Nothing more will be sent.
         total: Cells from `start` to the end of the epoch, None where that is not known.
         waits: Seconds the consumer waited for the loader, and the loader for the consumer.
@@ -79,6 +80,7 @@ class Delivery:
         self.next = stream.start
         self.had: set[int] = set()
         self.detached = 0
+        self.held_up = 0.0
         # What is read from the front can't be read again from the middle.
         self.waited_for = stream.on_lag == "wait" or not isinstance(plan, Plan)
         self.redelivered = 0
@@ -99,6 +101,7 @@ class Delivery:
     def begin(self) -> None:
         """Its production is there: sends START."""
         self._begun = True
+        self._since = time.perf_counter()  # waiting for its group is no waiting for the loader
         plan = self._plan
         header = {
             "feed": self.feed,
@@ -259,6 +262,8 @@ class Delivery:
             "rank": stream.rank,
             "world_size": stream.world_size,
             "group": stream.group,
+            "group_size": stream.group_size,
+            "joined": None if self.gathering is None else len(self.gathering.members),
             "split": stream.split,
             "on_lag": stream.on_lag,
             "total": self.total,
@@ -275,9 +280,10 @@ class Delivery:
             "lag": max(0, stream.start + stream.sent - (stream.acked + 1)),
             "behind": ready,
             "detached": self.detached,
+            "waited_for": self.held_up,
             "slots": self._session.slots_of(stream),
             "credits": {"batches": stream.batches, "bytes": stream.bytes},
-            "consumer_wait": waits[_FOR_LOADER] + waits[_OPENING],
+            "consumer_wait": waits[_FOR_LOADER] + waits[_OPENING] if self._begun else 0.0,
             "loader_wait": waits[_FOR_CONSUMER],
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,8 @@ class Hub:
 
     Attributes:
         loop, pump, arena: The server's.
+        idle: Productions that are over and have no streams, kept for those that come late; the one
+            that was left first stands first.
     """
 
     def __init__(
@@ -92,13 +95,17 @@ class Hub:
         self.pump = pump
         self.arena = arena
         self._share_window = config.share_window
+        self._linger = config.share_linger
         self._join_timeout = config.join_timeout
         self._lease_timeout = config.lease_timeout
         self._tight = arena.limit - arena.limit // 8
         self._productions: dict[Ask, list[Production]] = {}
         self._splits: dict[Ask, Split] = {}
         self._gatherings: dict[Ask, Gathering] = {}
+        self._produced: Counter[str] = Counter()
+        self.idle: list[Production] = []
         self._look: asyncio.TimerHandle | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
 
     def __iter__(self) -> Iterator[Production | Split]:
         """The productions that are going on."""
@@ -168,6 +175,8 @@ class Hub:
                 self, member.ask, member.next, had=member.had, background=background
             )
             self._productions.setdefault(member.ask, []).append(production)
+        elif production in self.idle:
+            self.idle.remove(production)
         member.production = production
         production.members.append(member)
         if member.waited_for:
@@ -208,6 +217,8 @@ class Hub:
         if member.ask.repeatable and len(self._productions.get(member.ask, ())) > 1:
             other = self._covering(member)
             if other is not None and self._is_better(other, before):
+                if other in self.idle:
+                    self.idle.remove(other)
                 other.members.append(member)
                 member.production = other
                 before.leave(member)
@@ -217,7 +228,9 @@ class Hub:
     @staticmethod
     def _is_better(other: Production, own: Production) -> bool:
         """Whether a stream that both cover had better be with the other."""
-        return (not other.background, len(other.members), -other.start) >= (
+        # One that is over costs nothing any more.
+        return (other.is_complete, not other.background, len(other.members), -other.start) >= (
+            own.is_complete,
             not own.background,
             len(own.members),
             -own.start,
@@ -225,6 +238,9 @@ class Hub:
 
     def forget(self, production: Production | Split) -> None:
         """It is closed."""
+        self._produced[production.ask.feed] += production.produced
+        if production in self.idle:
+            self.idle.remove(production)
         if isinstance(production, Split):
             self._splits.pop(production.ask, None)
             return
@@ -242,7 +258,7 @@ class Hub:
 
         All of them together hold a quarter of the memory limit at most.
         """
-        productions = sum(map(len, self._productions.values()))
+        productions = sum(map(len, self._productions.values())) - len(self.idle)
         return min(self._share_window, self.arena.limit // 4 // max(1, productions))
 
     def is_tight(self) -> bool:
@@ -251,8 +267,51 @@ class Hub:
 
     def relieve(self) -> None:
         """Let go of what is held only for streams that may still join."""
+        for idle in [*self.idle]:
+            idle.close()
         for production in self:
             production.drop_unneeded()
+
+    # Late comers
+
+    def linger(self, production: Production) -> bool:
+        """Keep what its last stream has left, for others that come late; False if that is no use.
+
+        A trainer is often a moment behind another, and an epoch may be short. It is kept as long as
+        streams of the feed are open and `share_linger` seconds more, if it has no failed batch,
+        which a stream that comes may want to try again, and nobody needs the memory.
+        """
+        same = self._productions.get(production.ask, ())
+        if not (self._linger and production.is_complete) or any(
+            other.is_complete and other.low <= production.low
+            for other in same
+            if other is not production
+        ):
+            return False
+        production.idle_since = time.monotonic()
+        self.idle.append(production)
+        self.settle()
+        if self._sweeper is None:
+            self._sweeper = self.loop.call_later(self._linger, self._sweep)
+        return production in self.idle
+
+    def settle(self) -> None:
+        """Make room: all productions together hold a quarter of the memory limit at most."""
+        held = sum(one.nbytes for same in self._productions.values() for one in same)
+        while self.idle and held > self.arena.limit // 4:
+            held -= self.idle[0].nbytes
+            self.idle[0].close()
+
+    def _sweep(self) -> None:
+        self._sweeper = None
+        past = time.monotonic() - self._linger
+        reading = {one.ask.feed for one in self if one.members}
+        reading |= {ask.feed for ask in self._gatherings}
+        for production in [*self.idle]:
+            if production.idle_since <= past and production.ask.feed not in reading:
+                production.close()
+        if self.idle:
+            self._sweeper = self.loop.call_later(self._linger, self._sweep)
 
     # Waiting
 
@@ -280,8 +339,15 @@ class Hub:
         """Stop everything."""
         if self._look is not None:
             self._look.cancel()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         for production in self:
             production.close()
+
+    def produced(self, feed: str) -> int:
+        """Batches of a feed that were made, in all runs there ever were."""
+        going_on = sum(one.produced for one in self if one.ask.feed == feed)
+        return self._produced[feed] + going_on
 
     def stats(self) -> list[dict[str, Any]]:
         """The runs, for STATS."""

@@ -61,6 +61,7 @@ class Production:
         nbytes: Bytes that the cells which are held take.
         run: The run.
         number: Its number, no other run of the server has it.
+        idle_since: When its last stream left it (`time.monotonic`), if it is idle.
     """
 
     def __init__(
@@ -77,13 +78,16 @@ class Production:
         self.start = self.low = self.high = start
         self.nbytes = 0
         self.background = background
-        self.began = time.monotonic()
+        self.began = self.idle_since = time.monotonic()
         self._hub = hub
         self._cells: deque[Cell] = deque()
         self._end: End | None = None
+        self._failed = False
         self._had = frozenset(had)
         self._poked = False
         self._waiting_since: float | None = None
+        self._waiting_for: list[Delivery] = []
+        self._counted = self.began
         self._patience = _BRIEFLY
         self._patient_since = self.began
         self._timer: asyncio.TimerHandle | None = None
@@ -95,6 +99,17 @@ class Production:
         except BaseException:
             hub.pump.unregister(self._token)
             raise
+
+    @property
+    def produced(self) -> int:
+        """Batches that were made."""
+        return int(self.run.stats()["produced"])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that is left of it is held, and would be the same if made again."""
+        over = self._end is not None or self.high == self.ask.batches
+        return over and self.low < self.high and self.ask.repeatable and not self._failed
 
     # For members
 
@@ -121,9 +136,12 @@ class Production:
         if isinstance(cell, End):
             self._end = cell
         else:
+            self._failed = self._failed or type(cell) is Failure or bool(cell.skipped)
             self._cells.append(cell)
             self.high += 1
             self.nbytes += _cost(cell)
+            if self._hub.idle:
+                self._hub.settle()
         if len(self.members) > 1:
             self._poke()
         return cell
@@ -142,7 +160,8 @@ class Production:
         if member in self.members:
             self.members.remove(member)
         if not self.members:
-            self.close()
+            if not self._hub.linger(self):
+                self.close()
         elif self._waiting_since is not None:
             self._poke()
 
@@ -185,6 +204,9 @@ class Production:
         """Whether nothing more is taken from the run, because of a member that is waited for."""
         now = time.monotonic()
         late = self.late() if self.nbytes > self._hub.share_window else []
+        for member in self._waiting_for:
+            member.held_up += now - self._counted
+        self._counted, self._waiting_for = now, late
         if not late:
             if self._waiting_since is not None:
                 self._patience = max(0.0, self._patience_left(now))

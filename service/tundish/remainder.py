@@ -42,6 +42,7 @@ class Remainder:
         self._token = token
         self._end: End | None = None  # of the first run, once that is over
         self._over = False
+        self._past = 0
         self.start = self._behind()
         self.run = self._open(self.start)
 
@@ -52,12 +53,22 @@ class Remainder:
     def _open(self, start: int) -> _core.Run:
         return self._ask.open(self._hub, start, self._token, background=False)
 
+    @property
+    def produced(self) -> int:
+        """Batches that were made, in all its runs."""
+        return self._past + int(self.run.stats()["produced"])
+
+    def _replace(self, start: int) -> None:
+        self._past = self.produced
+        self.run.cancel()
+        self.run = self._open(start)
+
     def renew(self) -> None:
         """More is known to be acknowledged, and nothing has been taken yet: starts behind it."""
         start = self._behind()
         if start != self.start:
-            self.run.cancel()
-            self.start, self.run = start, self._open(start)
+            self.start = start
+            self._replace(start)
 
     def take(self) -> Cell | End | None:
         """The next cell, the end, or None while it isn't there."""
@@ -88,7 +99,8 @@ class Remainder:
         """Goes on with the first gap from `batch` on, or ends."""
         while batch in self._acked:
             batch += 1
-        self.run.cancel()
         self._over = batch >= self.start
-        if not self._over:
-            self.run = self._open(batch)
+        if self._over:
+            self.run.cancel()
+        else:
+            self._replace(batch)

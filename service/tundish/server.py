@@ -236,7 +236,7 @@ class Server:
             "streams": len(own),
             "rate": sum(stream["rate"] for stream in own),
             "slots": sum(stream["slots"] for stream in own),
-            "totals": self.totals.of(name, own),
+            "totals": self.totals.of(name, own) | {"produced": self.hub.produced(name)},
         }
 
     def _memory(self) -> dict[str, Any]:
@@ -312,6 +312,8 @@ class serve:  # noqa: N801 - reads like a function: `async with serve(...)`
         share_window: Bytes of batches that are held for streams that lag behind others of the same
             epoch, or join them late, also as "32MiB"; a stream that falls further behind gets the
             rest by itself. All runs together hold a quarter of the memory limit at most.
+        share_linger: Seconds that a run which is over is kept, for streams that come late, when no
+            stream of its feed is open any more; 0 to keep none.
         join_timeout: Seconds that streams with a `group_size` wait for the others.
         lease_timeout: Seconds after which what a stopped consumer holds of a split epoch goes to
             the others.
@@ -346,6 +348,7 @@ class serve:  # noqa: N801 - reads like a function: `async with serve(...)`
         allowed_uids: tuple[int, ...] | None = None,
         lease_quota: int | None = None,
         share_window: int | str | None = None,
+        share_linger: float | None = None,
         join_timeout: float | None = None,
         lease_timeout: float | None = None,
         metrics: str | None = None,
@@ -358,6 +361,7 @@ class serve:  # noqa: N801 - reads like a function: `async with serve(...)`
             allowed_uids=allowed_uids,
             lease_quota=lease_quota,
             share_window=share_window,
+            share_linger=share_linger,
             join_timeout=join_timeout,
             lease_timeout=lease_timeout,
             metrics=metrics,

@@ -353,7 +353,7 @@ class Session:
         self.close(f"lost: {error.strerror}")
 
     def _read_rest(self) -> None:
-        """Takes in what lies in the socket: a batch that was acknowledged there is nobody else's."""
+        """Takes in what lies in the socket: who acknowledged a batch there keeps it."""
         for _ in range(_REST):
             try:
                 n = self._sock.recv_into(self.conn.get_buffer(), 0, socket.MSG_DONTWAIT)

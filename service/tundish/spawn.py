@@ -35,6 +35,7 @@ def spawn(
     socket: str | os.PathLike[str] | None = None,
     memory_limit: int | str | None = None,
     share_window: int | str | None = None,
+    share_linger: float | None = None,
     join_timeout: float | None = None,
     lease_timeout: float | None = None,
     metrics: str | None = None,
@@ -49,8 +50,9 @@ def spawn(
         socket: Path of the socket, for further clients; by default one in a private folder (see
             `client.socket`).
         memory_limit: Bytes that batches may take in all, also as "1GiB".
-        share_window: As for `serve`, and so are the next three; each that is left out is read from
+        share_window: As for `serve`, and so are the next four; each that is left out is read from
             its `TUNDISH_...` variable.
+        share_linger: As for `serve`.
         join_timeout: As for `serve`.
         lease_timeout: As for `serve`.
         metrics: As for `serve`.
@@ -80,6 +82,7 @@ def spawn(
     options = {
         "--memory-limit": memory_limit,
         "--share-window": share_window,
+        "--share-linger": share_linger,
         "--join-timeout": join_timeout,
         "--lease-timeout": lease_timeout,
         "--metrics": metrics,

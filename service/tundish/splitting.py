@@ -84,6 +84,11 @@ class Split:
         return self._remainder.run
 
     @property
+    def produced(self) -> int:
+        """Batches that were made."""
+        return self._remainder.produced
+
+    @property
     def start(self) -> int:
         """The batch that was produced first."""
         return self._remainder.start
