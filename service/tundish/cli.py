@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from tundish_client.errors import TundishError
+from tundish_client.errors import ConfigError, TundishError
 
 __all__ = ["app", "main"]
 
@@ -39,7 +40,7 @@ SocketOption = Annotated[
     ),
 ]
 TimeoutOption = Annotated[
-    float,
+    str,
     typer.Option(
         "--connect-timeout",
         envvar="TUNDISH_CONNECT_TIMEOUT",
@@ -86,13 +87,13 @@ def serve(
         ),
     ] = None,
     lease_quota: Annotated[
-        int,
+        str,
         typer.Option(
             envvar="TUNDISH_LEASE_QUOTA",
             metavar="SLOTS",
             help="Slots of shared memory that a client may hold; 0 sends all batches inline.",
         ),
-    ] = 64,
+    ] = "64",
     share_window: Annotated[
         str,
         typer.Option(
@@ -103,30 +104,30 @@ def serve(
         ),
     ] = "32MiB",
     share_linger: Annotated[
-        float,
+        str,
         typer.Option(
             envvar="TUNDISH_SHARE_LINGER",
             metavar="SECONDS",
             help="How long an epoch that is over is kept for streams that come late, when no "
             "stream of its feed is open any more.",
         ),
-    ] = 2.0,
+    ] = "2",
     join_timeout: Annotated[
-        float,
+        str,
         typer.Option(
             envvar="TUNDISH_JOIN_TIMEOUT",
             metavar="SECONDS",
             help="How long streams with a group_size wait for the others.",
         ),
-    ] = 60.0,
+    ] = "60",
     lease_timeout: Annotated[
-        float,
+        str,
         typer.Option(
             envvar="TUNDISH_LEASE_TIMEOUT",
             metavar="SECONDS",
             help="After which what a stopped consumer holds of a split epoch goes to the others.",
         ),
-    ] = 60.0,
+    ] = "60",
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -170,11 +171,11 @@ def serve(
 
 
 @app.command()
-def ping(socket: SocketOption = None, connect_timeout: TimeoutOption = 2.0) -> None:
+def ping(socket: SocketOption = None, connect_timeout: TimeoutOption = "2") -> None:
     """Ask a server for a sign of life and print how long it took."""
     from tundish_client import Client
 
-    with Client(socket or None, connect_timeout=connect_timeout) as client:
+    with Client(socket or None, connect_timeout=_seconds(connect_timeout)) as client:
         seconds = client.ping()
     print(f"pong from {client.socket} in {seconds * 1e3:.2f} ms")
 
@@ -182,7 +183,7 @@ def ping(socket: SocketOption = None, connect_timeout: TimeoutOption = 2.0) -> N
 @app.command()
 def stats(
     socket: SocketOption = None,
-    connect_timeout: TimeoutOption = 2.0,
+    connect_timeout: TimeoutOption = "2",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all counters, as JSON.", show_default=False)
     ] = False,
@@ -190,7 +191,7 @@ def stats(
     """Print a server's counters: its feeds, runs, streams and memory."""
     from tundish_client import Client
 
-    with Client(socket or None, connect_timeout=connect_timeout) as client:
+    with Client(socket or None, connect_timeout=_seconds(connect_timeout)) as client:
         counters = client.stats()
     if as_json:
         print(json.dumps(counters, indent=2))
@@ -198,6 +199,16 @@ def stats(
         from tundish.report import report
 
         report(counters)
+
+
+def _seconds(text: str) -> float:
+    """What `Client` says of a number that it doesn't like is said here of what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(
+            f"connect_timeout must be a number of seconds, such as 2, got {text!r}"
+        ) from None
 
 
 class _Terminated(BaseException):
@@ -232,6 +243,8 @@ def _fail(message: str) -> NoReturn:
 
 def main() -> NoReturn:
     """Runs the command line and exits: 0, 2 after an error, 130 after Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name need not be in the terminal's alphabet
+        sys.stdout.reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, _terminate)  # until the server takes over
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="tundish", standalone_mode=False)

@@ -33,19 +33,17 @@ def parse_bytes(value: Any) -> Any:
     """Reads a number of bytes: `1073741824`, `"1GiB"`, `"1.5g"` (units are powers of 1024)."""
     if isinstance(value, str):
         found = _BYTES.fullmatch(value.strip())
-        if found is None:
-            raise ValueError("expected a number of bytes, such as 1073741824 or 1GiB")
-        return int(float(found[1]) * _UNITS[found[2].lower()])
+        nbytes = float(found[1]) * _UNITS[found[2].lower()] if found else float("inf")
+        if nbytes == float("inf"):
+            raise ValueError("no number of bytes")
+        return int(nbytes)
     return value
 
 
 def parse_mode(value: Any) -> Any:
     """Reads permission bits: a string is octal, `"0660"`; an int is taken as it is."""
     if isinstance(value, str):
-        try:
-            return int(value.removeprefix("0o"), 8)
-        except ValueError:
-            raise ValueError("expected permission bits in octal, such as 0600") from None
+        return int(value.removeprefix("0o"), 8)
     return value
 
 
@@ -61,11 +59,12 @@ def parse_address(value: Any) -> Any:
     if isinstance(value, str):
         host, _, port = value.strip().rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise ValueError(
-                "expected HOST:PORT, such as 127.0.0.1:9400 (0.0.0.0:9400 for all interfaces)"
-            )
+            raise ValueError("no HOST:PORT")
         return value.strip()
     return value
+
+
+_Uid = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class ServeConfig(BaseSettings):
@@ -97,8 +96,10 @@ class ServeConfig(BaseSettings):
 
     socket: str | os.PathLike[str] | None = None
     socket_mode: Annotated[int, BeforeValidator(parse_mode), Field(ge=0, le=0o777)] = 0o600
-    allowed_uids: Annotated[tuple[int, ...], NoDecode, BeforeValidator(parse_uids)] = ()
-    memory_limit: Annotated[int, BeforeValidator(parse_bytes), Field(ge=MIB)] | None = None
+    allowed_uids: Annotated[tuple[_Uid, ...], NoDecode, BeforeValidator(parse_uids)] = ()
+    memory_limit: Annotated[int, BeforeValidator(parse_bytes), Field(ge=MIB, le=2**60)] | None = (
+        None
+    )
     lease_quota: Annotated[int, Field(ge=0)] = 64
     share_window: Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)] = 32 * MIB
     share_linger: Annotated[float, Field(ge=0, le=10**9)] = 2.0
@@ -121,15 +122,39 @@ class ServeConfig(BaseSettings):
             raise ConfigError(_explain(error, given)) from None
 
 
+_EXPECTED = {
+    "socket": "a path",
+    "socket_mode": "permission bits in octal, 0 to 0777, such as 0600",
+    "allowed_uids": "numbers of users with commas between them, such as 1000,1001",
+    "memory_limit": "a number of bytes from 1MiB to 2**60, such as 1073741824 or 1GiB",
+    "lease_quota": "a number of slots, such as 64; 0 sends all batches inline",
+    "share_window": "a number of bytes, such as 33554432 or 32MiB; 0 holds one batch",
+    "share_linger": "seconds from 0 to 1e9, such as 2; 0 keeps none",
+    "join_timeout": "seconds, more than 0 and at most 1e9, such as 60",
+    "lease_timeout": "seconds, more than 0 and at most 1e9, such as 60",
+    "metrics": "HOST:PORT, such as 127.0.0.1:9400 (0.0.0.0:9400 for all interfaces)",
+    "loop": "asyncio or uvloop",
+    "log_level": "debug, info, warning or error",
+}
+"""What each option may be; told where it is something else."""
+
+
 def _explain(error: ValidationError, given: dict[str, Any]) -> str:
-    parts = []
-    for item in error.errors(include_url=False):
-        name = str(item["loc"][0]) if item["loc"] else "options"
-        if given.get(name) is None:
-            name = f"TUNDISH_{name.upper()}"
-        message = item["msg"].removeprefix("Value error, ")
-        parts.append(f"{name}={item['input']!r}: {message}")
-    return "; ".join(parts)
+    wrong = {str(item["loc"][0]): item["input"] for item in error.errors(include_url=False)}
+    return "; ".join(_told(name, value, given.get(name)) for name, value in wrong.items())
+
+
+def _told(name: str, value: Any, given: Any) -> str:
+    variable = f"TUNDISH_{name.upper()}"
+    read = os.environ.get(variable)
+    # As it was written: what failed may have been read from that.
+    if given is None:
+        what = f"{variable}={value if read is None else read!r}"
+    else:
+        what = f"{name}={given!r}" + (f" (from {variable})" if read == given else "")
+    if name not in _EXPECTED:
+        return f"{what}: there is no such option; there are {', '.join(_EXPECTED)}"
+    return f"{what}: expected {_EXPECTED[name]}"
 
 
 def default_memory_limit() -> int:

@@ -17,7 +17,8 @@ import pytest
 
 from helpers.raw import epoch, hello
 from helpers.timing import MS, wait_for
-from tundish_client import Client
+from tundish.config import ServeConfig
+from tundish_client import Client, ConfigError
 
 FEEDS = """
     from tundish import DataLoader
@@ -33,6 +34,41 @@ SLEEPY = """
             return i
     train = DataLoader(Sleepy(), num_workers=4)
 """
+
+
+# Values that an option can't have, and what is said then.
+WRONG = {
+    "socket": ([5], "a path"),
+    "socket_mode": (["9", "1777"], "permission bits in octal, 0 to 0777, such as 0600"),
+    "allowed_uids": (
+        ["root", "-1", "1000,x"],
+        "numbers of users with commas between them, such as 1000,1001",
+    ),
+    "memory_limit": (
+        ["much", "5", "1e9", "9" * 400, "2048PiB", str(2**61)],
+        "a number of bytes from 1MiB to 2**60, such as 1073741824 or 1GiB",
+    ),
+    "lease_quota": (
+        ["-1", "1.5", "many"],
+        "a number of slots, such as 64; 0 sends all batches inline",
+    ),
+    "share_window": (
+        ["wide", "-1"],
+        "a number of bytes, such as 33554432 or 32MiB; 0 holds one batch",
+    ),
+    "share_linger": (["-1", "nan", "long"], "seconds from 0 to 1e9, such as 2; 0 keeps none"),
+    "join_timeout": (
+        ["-1", "0", "inf", "soon"],
+        "seconds, more than 0 and at most 1e9, such as 60",
+    ),
+    "lease_timeout": (["0", "soon"], "seconds, more than 0 and at most 1e9, such as 60"),
+    "metrics": (
+        ["9400", ":1", "localhost:65536"],
+        "HOST:PORT, such as 127.0.0.1:9400 (0.0.0.0:9400 for all interfaces)",
+    ),
+    "loop": (["trio"], "asyncio or uvloop"),
+    "log_level": (["loud"], "debug, info, warning or error"),
+}
 
 
 @pytest.fixture
@@ -114,6 +150,20 @@ class TestReady:
         assert not path.exists()
 
 
+def test_every_option_says_what_it_may_be():
+    """None in the words of the library that checks them, which don't tell the way out."""
+    assert set(WRONG) == set(ServeConfig.model_fields)
+    for option, (values, expected) in WRONG.items():
+        for value in values:
+            with pytest.raises(ConfigError) as caught:
+                ServeConfig.of(**{option: value})
+            assert str(caught.value) == f"{option}={value!r}: expected {expected}"
+    with pytest.raises(ConfigError, match=r"^port=5: there is no such option; there are socket, "):
+        ServeConfig.of(port=5)
+    with pytest.raises(ConfigError, match=r"^join_timeout=-1: expected .*; loop='x': expected "):
+        ServeConfig.of(loop="x", join_timeout=-1)
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         ("arguments", "says"),
@@ -121,13 +171,6 @@ class TestErrors:
             (["serve", "missing.py"], "'missing.py' does not exist"),
             (["serve", "feeds.py:nope"], "no attribute 'nope'; it has the loaders train"),
             (["serve", "nowhere.at_all:x"], "no module 'nowhere'"),
-            (["serve", "feeds.py", "--loop", "trio"], "loop='trio'"),
-            (["serve", "feeds.py", "--memory-limit", "much"], "memory_limit='much'"),
-            (["serve", "feeds.py", "--socket-mode", "9"], "socket_mode='9'"),
-            (["serve", "feeds.py", "--share-window", "wide"], "share_window='wide'"),
-            (["serve", "feeds.py", "--join-timeout", "-1"], "join_timeout=-1"),
-            (["serve", "feeds.py", "--lease-timeout", "soon"], "--lease-timeout"),
-            (["serve", "feeds.py", "--metrics", "9400"], "metrics='9400': expected HOST:PORT"),
             (["serve", "feeds.py", "--nonsense"], "--nonsense"),
             (["serve", "feeds.py", "--socket", "x" * 200], "200 bytes long, the limit is 107"),
             (["serve", "feeds.py", "--socket", "not/there"], "'not' does not exist"),
@@ -137,6 +180,11 @@ class TestErrors:
             (["nonsense"], "nonsense"),
             (["ping", "--socket", "none", "--connect-timeout", "0.1"], "there is no such file"),
             (["stats", "--socket", "x" * 108, "--connect-timeout", "0.1"], "108 bytes"),
+            (
+                ["ping", "--connect-timeout", "soon"],
+                "must be a number of seconds, such as 2, got 's",
+            ),
+            (["stats", "--connect-timeout", "-1"], "connect_timeout must be at least 0 seconds"),
         ],
     )
     def test_one_line_on_stderr_and_status_2(self, folder, arguments, says):
@@ -148,6 +196,23 @@ class TestErrors:
         assert line.startswith("tundish: error: ")
         assert says in line
         assert feeds.read_text() == textwrap.dedent(FEEDS)
+
+    @pytest.mark.parametrize("option", sorted(set(WRONG) - {"socket"}))
+    def test_a_wrong_option_is_told_with_what_it_may_be(self, folder, option):
+        write(folder, FEEDS)
+        for value in WRONG[option][0]:
+            done = tundish("serve", "feeds.py", f"--{option.replace('_', '-')}", value, cwd=folder)
+            expected = f"tundish: error: {option}={value!r}: expected {WRONG[option][1]}\n"
+            assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+
+    def test_a_wrong_variable_is_told_too(self, folder):
+        write(folder, FEEDS)
+        done = tundish("serve", "feeds.py", cwd=folder, env={"TUNDISH_JOIN_TIMEOUT": "-1"})
+        assert done.returncode == 2
+        assert done.stderr == (
+            "tundish: error: join_timeout='-1' (from TUNDISH_JOIN_TIMEOUT): expected seconds, more "
+            "than 0 and at most 1e9, such as 60\n"
+        )
 
     @pytest.mark.parametrize(
         ("source", "says"),
@@ -180,7 +245,7 @@ class TestErrors:
         assert done.returncode == 0
         for name in (
             "SOCKET", "LOOP", "MEMORY_LIMIT", "SOCKET_MODE", "ALLOWED_UIDS", "LEASE_QUOTA",
-            "SHARE_WINDOW", "JOIN_TIMEOUT", "LEASE_TIMEOUT", "METRICS", "LOG_LEVEL",
+            "SHARE_WINDOW", "SHARE_LINGER", "JOIN_TIMEOUT", "LEASE_TIMEOUT", "METRICS", "LOG_LEVEL",
         ):  # fmt: skip
             assert f"TUNDISH_{name}" in done.stdout
 
