@@ -48,7 +48,7 @@ class Play:
         self.cells = self.at = self.samples = 0
         self.silent_until = 0.0
         self.held: set[int] = set()
-        done = set(stream.done)
+        done = stream.done
         for item in script:
             number = self.cells
             if isinstance(item, Batch) and item.number is not None:

@@ -140,11 +140,14 @@ class Stream(BaseStream):
         state.next_batch = cell.batch + 1
         value = cell.value
         error = cell.error
-        cell.value = None
+        cell.value = cell.error = None
         state.handed = cell
         state.reader = None
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error, cell  # the traceback holds this frame
         return value
 
     def __len__(self) -> int:
@@ -235,10 +238,13 @@ class AsyncStream(BaseStream):
         state.next_batch = cell.batch + 1
         value = cell.value
         error = cell.error
-        cell.value = None
+        cell.value = cell.error = None
         state.handed = cell
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error, cell  # the traceback holds this frame
         return value
 
     def __len__(self) -> int:

@@ -305,6 +305,11 @@ def _settle_start(
             f"start={stream.start} needs a feed with in_order=True: batches as they are ready have "
             "no position to resume from"
         )
+    if batches is not None and stream.done.last >= batches:
+        raise ConfigError(
+            f"acked reaches batch {stream.done.last}, but the epoch has {batches} batches: it is "
+            "of another feed, or of other options"
+        )
     if batches is None or stream.start <= batches:
         return
     theirs = stream.fingerprint or {}

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["Gathering"]
 
 
+_NAMED = 8
+"""Members that an error names; each of a thousand would name them all."""
+
+
 class Gathering:
     """Streams that wait until there are as many of them as the group has members.
 
@@ -64,6 +68,11 @@ class Gathering:
         if not self.members:
             self._close()
 
+    def dissolve(self) -> list[Delivery]:
+        """Those that wait, who need not wait any more."""
+        self._close()
+        return self.members
+
     def _close(self) -> None:
         self._timer.cancel()
         self._over()
@@ -71,7 +80,9 @@ class Gathering:
     def _expire(self) -> None:
         self._close()
         members, self.members = self.members, []
-        names = ", ".join(member.name for member in members)
+        names = ", ".join(member.name for member in members[:_NAMED])
+        if len(members) > _NAMED:
+            names += f" and {len(members) - _NAMED} more"
         for member in members:
             stream = member.stream
             member.fail(

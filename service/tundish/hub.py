@@ -13,6 +13,7 @@ from tundish import _core
 from tundish.gathering import Gathering
 from tundish.production import Production
 from tundish.splitting import Split
+from tundish_client._protocol.ranges import Ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "Hub"]
 
 _log = logging.getLogger("tundish.server")
+
+_RETURN = 1.0
+"""Seconds that a stream whose split epoch began elsewhere waits for others to come back."""
+
+_YOUNG = 0.5
+"""Seconds of its life in which a server expects that somebody comes back."""
 
 _LOOK = 0.5
 """Seconds between two looks at who is waited for, and at who has stopped."""
@@ -101,6 +108,8 @@ class Hub:
         self._tight = arena.limit - arena.limit // 8
         self._productions: dict[Ask, list[Production]] = {}
         self._splits: dict[Ask, Split] = {}
+        self._past: dict[Ask, tuple[float, Ranges]] = {}
+        self._opened = time.monotonic()
         self._gatherings: dict[Ask, Gathering] = {}
         self._produced: Counter[str] = Counter()
         self.idle: list[Production] = []
@@ -122,9 +131,10 @@ class Hub:
         """
         ask = member.ask
         gathering = self._gatherings.get(ask)
-        going_on = ask in self._productions or ask in self._splits
-        if member.stream.group_size is None or going_on:
-            self._begin([member])
+        going_on = any(one.members for one in self._productions.get(ask, ()))
+        if member.stream.group_size is None or going_on or ask in self._splits:
+            # One that comes back, say: its group had begun, so it begins for those that wait, too.
+            self._begin([*(gathering.dissolve() if gathering else ()), member])
         elif gathering is not None:
             member.gathering = gathering
             gathering.add(member)
@@ -157,15 +167,27 @@ class Hub:
         member.begin()
 
     def _split(self, member: Delivery) -> None:
-        split, acked = self._splits.get(member.ask), member.stream.done
+        ask, acked = member.ask, member.stream.done
+        split = self._splits.get(ask)
         if split is None:
-            again = member.stream.fingerprint is not None
-            split = self._splits[member.ask] = Split(self, member.ask, acked, again=again)
+            split = self._splits[ask] = self._resplit(member)
         else:
             split.join(acked)
         member.production = split
         split.members.append(member)
         self._watch()
+
+    def _resplit(self, member: Delivery) -> Split:
+        """A split that begins, or goes on: here, or after it began at another server."""
+        now = time.monotonic()
+        until, past = self._past.pop(member.ask, (0.0, Ranges()))
+        acked = Ranges(member.stream.done.pairs())
+        if member.stream.fingerprint is None:
+            # Where the server has just begun, others may come back who have a part of it already.
+            return Split(self, member.ask, acked, _YOUNG - (now - self._opened))
+        if now < until:
+            acked.merge(past)  # it was away when the others were through
+        return Split(self, member.ask, acked, _RETURN)
 
     def _share(self, member: Delivery, *, background: bool = False) -> None:
         """Give `member` a production that has what it wants next: one that is there, or its own."""
@@ -243,6 +265,9 @@ class Hub:
             self.idle.remove(production)
         if isinstance(production, Split):
             self._splits.pop(production.ask, None)
+            now = time.monotonic()
+            self._past = {ask: past for ask, past in self._past.items() if past[0] > now}
+            self._past[production.ask] = now + self._lease_timeout, production.acked
             return
         same = self._productions.get(production.ask, [])
         if production in same:

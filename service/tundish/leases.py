@@ -45,9 +45,9 @@ Slot = tuple[int, int, int]
 class Lending:
     """How much of the arena's memory may be lent to clients, over all of them.
 
-    Up to half of the limit goes to whoever comes first. Of what is left, another eighth is divided
-    evenly: a client that keeps its batches takes nothing from the others, and enough remains to
-    make batches in. A slot that several clients hold counts once.
+    Up to a quarter of the limit goes to whoever comes first. Of what is left, another eighth is
+    divided evenly: a client that keeps its batches takes nothing from the others, and enough
+    remains to make batches in. A slot that several clients hold counts once.
     """
 
     def __init__(self, limit: int) -> None:
@@ -196,9 +196,11 @@ class Leases:
 
     def __del__(self) -> None:
         # A loop that was closed never tells us of a hang-up; the sockets still have to go.
-        for sock in (self._side, self.client_end, self._watch):
-            with contextlib.suppress(OSError):
-                sock.close()
+        for name in ("_side", "client_end", "_watch"):
+            sock = getattr(self, name, None)  # there may have been no descriptor for it
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    sock.close()
 
     def flow(self) -> None:
         """Collects returned slots; to be called when the client has said something else."""

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from tundish._core import End
 
 if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
-
     from tundish import _core
     from tundish.hub import Ask, Hub
+    from tundish_client._protocol.ranges import Ranges
 
     Cell = _core.Batch | _core.Failure
 
@@ -35,7 +34,7 @@ class Remainder:
         run: The present run.
     """
 
-    def __init__(self, hub: Hub, ask: Ask, acked: AbstractSet[int], token: int) -> None:
+    def __init__(self, hub: Hub, ask: Ask, acked: Ranges, token: int) -> None:
         self._hub = hub
         self._ask = ask
         self._acked = acked
@@ -47,7 +46,7 @@ class Remainder:
         self.run = self._open(self.start)
 
     def _behind(self) -> int:
-        behind = max(self._acked, default=-1) + 1
+        behind = self._acked.last + 1
         return behind if self._ask.batches is None else min(behind, self._ask.batches)
 
     def _open(self, start: int) -> _core.Run:
@@ -97,8 +96,7 @@ class Remainder:
 
     def _fill(self, batch: int) -> None:
         """Goes on with the first gap from `batch` on, or ends."""
-        while batch in self._acked:
-            batch += 1
+        batch = self._acked.after(batch)
         self._over = batch >= self.start
         if self._over:
             self.run.cancel()

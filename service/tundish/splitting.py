@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tundish._core import End
 from tundish.remainder import Remainder
+from tundish_client._protocol.ranges import Ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Split"]
 
 _log = logging.getLogger("tundish.server")
-
-_RETURN = 1.0
-"""Seconds that a stream whose split epoch began elsewhere waits for others to come back."""
 
 
 @dataclass(slots=True)
@@ -46,25 +44,26 @@ class Split:
     ended for all of them when every cell is acknowledged.
 
     If the first member comes back from another server, or from an earlier life of this one, others
-    may be on their way, too, and know of further acknowledgements: nothing is given out for a
-    moment.
+    may be on their way, too, and know of further acknowledgements: nothing is given out for `wait`
+    seconds.
 
     Attributes:
         ask: What is produced, and for whom.
         members: The streams among which it is split.
+        acked: The batches that are acknowledged.
         redelivered: Cells that had to be given to somebody else.
         number: The run's number, no other of the server has it.
     """
 
     background = False
 
-    def __init__(self, hub: Hub, ask: Ask, acked: Iterable[int], *, again: bool) -> None:
+    def __init__(self, hub: Hub, ask: Ask, acked: Ranges, wait: float) -> None:
         self.ask = ask
         self.members: list[Delivery] = []
         self.redelivered = 0
         self.began = time.monotonic()
         self._hub = hub
-        self._acked = set(acked)
+        self.acked = Ranges(acked.pairs())
         self._leases: dict[int, _Lease] = {}
         self._again: deque[Cell] = deque()
         self._returned: set[int] = set()
@@ -72,11 +71,11 @@ class Split:
         self._poked = self._held_back = False
         self.number = self._token = hub.pump.register(self._ready)
         try:
-            self._remainder = Remainder(hub, ask, self._acked, self._token)
+            self._remainder = Remainder(hub, ask, self.acked, self._token)
         except BaseException:
             hub.pump.unregister(self._token)
             raise
-        self._waiting = hub.loop.call_later(_RETURN, self._begin) if again else None
+        self._waiting = hub.loop.call_later(wait, self._begin) if wait > 0 else None
 
     @property
     def run(self) -> _core.Run:
@@ -128,12 +127,12 @@ class Split:
     def _is_done(self) -> bool:
         return self._end is not None and not self._leases and not self._again
 
-    def join(self, acked: Iterable[int]) -> None:
+    def join(self, known: Ranges) -> None:
         """A member that joins knows of cells that were acknowledged to another server."""
-        known = set(acked) - self._acked
-        if not known:
+        before = len(self.acked)
+        self.acked.merge(known)
+        if len(self.acked) == before:
             return
-        self._acked |= known
         self._again = deque(cell for cell in self._again if cell.batch not in known)
         self._revoke([lease for batch, lease in self._leases.items() if batch in known])
         if self._is_done():
@@ -145,7 +144,7 @@ class Split:
             lease = self._leases.get(batch)
             if lease is not None and lease.member is member:
                 del self._leases[batch]
-                self._acked.add(batch)
+                self.acked.add(batch)
         for lease in self._leases.values():
             if lease.member is member:
                 lease.since = time.monotonic()  # it is slow, not stopped
@@ -175,7 +174,7 @@ class Split:
                 "goes to the others",
                 name,
                 lease_timeout,
-                self.ask.group,
+                self.ask.split,
             )
         self._give_back(late)
         self._tell(late)
@@ -244,7 +243,7 @@ class Split:
             **self.ask.describe(),
             "run": self.number,
             "start": self.start,
-            "position": len(self._acked),
+            "position": len(self.acked),
             **self.run.stats(),
             "streams": len(self.members),
             "held": len(self._leases) + len(self._again),
@@ -252,7 +251,7 @@ class Split:
                 getattr(cell, "nbytes", 0)
                 for cell in (*self._again, *(lease.cell for lease in self._leases.values()))
             ),
-            "rate": len(self._acked) / seconds,
+            "rate": len(self.acked) / seconds,
             "background": False,
             "redelivered": self.redelivered,
             "waiting_for": [],

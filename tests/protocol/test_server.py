@@ -195,13 +195,13 @@ def test_an_epoch_may_ask_for_company(conn):
     (group,) = say(conn, epoch(2, group="g", group_size=3, on_lag="wait"))
     (split,) = say(conn, epoch(3, split="s", acked=[[4, 6], [1, 1]]))
     asked = [
-        (s.group, s.group_size, s.split, s.on_lag, s.done)
+        (s.group, s.group_size, s.split, s.on_lag, s.done.pairs())
         for s in (plain.stream, group.stream, split.stream)
     ]
     assert asked == [
         (None, None, None, "detach", []),
         ("g", 3, None, "wait", []),
-        (None, None, "s", "detach", [4, 5, 6, 1]),
+        (None, None, "s", "detach", [[1, 1], [4, 6]]),
     ]
 
 
@@ -210,7 +210,7 @@ def test_an_epoch_may_ask_for_company(conn):
     [
         ("group", 3), ("group_size", 0), ("group_size", 2.0), ("split", ["s"]), ("on_lag", "no"),
         ("acked", 7), ("acked", [[2, 1]]), ("acked", [[-1, 1]]), ("acked", [[1]]),
-        ("acked", [[0, 2**62]]), ("acked", [[0, 2**23], [0, 2**23]]), ("acked", [3]),
+        ("acked", [[0, 2.0]]), ("acked", [[True, 2]]), ("acked", [3]),
     ],
 )  # fmt: skip
 def test_company_that_is_none_fails_the_connection(conn, name, wrong):

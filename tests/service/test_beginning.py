@@ -35,3 +35,19 @@ async def test_each_is_told_whose_production_cannot_be_begun(path, monkeypatch, 
             assert server.stats()["runs"] == []
     assert found.count("[Errno 11] no thread can be started") == failures
     assert found.count([0, 1, 2, 3]) == 3 - failures
+
+
+async def test_who_goes_on_begins_for_those_who_have_come(path):
+    """A member of a group that had begun comes back, after others of it have started anew."""
+    async with serve(DataLoader(range(4)), socket=path, join_timeout=5) as server:
+        async with AsyncClient(path) as one, AsyncClient(path) as two:
+            waiting = [one.epoch(0, group="g", group_size=4) for _ in range(2)]
+            first = [asyncio.ensure_future(anext(stream)) for stream in waiting]
+            while [stream["joined"] for stream in server.stats()["streams"]] != [2, 2]:
+                await asyncio.sleep(0)
+            assert [int(batch[0]) async for batch in two.epoch(0, group="g", start=1)] == [1, 2, 3]
+            assert [int((await batch)[0]) for batch in first] == [0, 0]
+            late = two.epoch(0, group="g", group_size=4)
+            assert [int(batch[0]) async for batch in late] == [0, 1, 2, 3]
+            rest = [[int(batch[0]) async for batch in stream] for stream in waiting]
+            assert rest == [[1, 2, 3]] * 2

@@ -166,3 +166,17 @@ async def test_two_trainers_share_every_epoch_although_one_is_always_behind(serv
     assert found == [[(epoch, index) for epoch in range(4) for index in range(30)]] * 2
     assert dataset.loads == [4] * 30
     assert server.stats()["feeds"][0]["totals"]["produced"] == 120
+
+
+async def test_a_group_gathers_again_for_an_epoch_that_is_kept(serving):
+    dataset = Counted(6)
+    server, client = await serving(dataset)
+    for _ in range(2):
+        group = {"group": "g", "group_size": 2}
+        first = asyncio.ensure_future(read(client, **group))
+        await asyncio.sleep(30 * MS)
+        assert not first.done()
+        assert [stream["joined"] for stream in server.stats()["streams"]] == [1]
+        assert await read(client, **group) == list(range(6))
+        assert await first == list(range(6))
+    assert dataset.loads == [1] * 6

@@ -8,6 +8,8 @@ from typing import Any
 
 from tundish_client.errors import ProtocolError
 
+from .ranges import Ranges
+
 __all__ = [
     "Cancelled",
     "EpochAsked",
@@ -27,7 +29,6 @@ ON_LAG = ("detach", "wait")
 
 _INT63 = 2**63 - 1
 _MAX_CREDIT = 2**53
-_MAX_ACKED = 2**24
 
 
 def read_integer(
@@ -63,25 +64,22 @@ def read_credits(header: Mapping[str, Any]) -> tuple[int, int]:
     return read_integer(value, "batches", 0), read_integer(value, "bytes", 0)
 
 
-def _ranges(value: Any) -> list[int]:
+def _ranges(value: Any) -> Ranges:
     """Reads batches as ranges, [[first, last], ...], the shape in which many are few."""
     if value is None:
-        return []
-    batches: list[int] = []
-    for pair in value if type(value) is list else [value]:
-        if not (
-            type(pair) is list
-            and len(pair) == 2
-            and all(type(n) is int for n in pair)
-            and 0 <= pair[0] <= pair[1]
-            and pair[1] - pair[0] + len(batches) < _MAX_ACKED
-        ):
-            raise ProtocolError(
-                f"acked must be a list of [first, last] of {_MAX_ACKED} batches at most, "
-                f"got {value!r:.80}"
-            )
-        batches += range(pair[0], pair[1] + 1)
-    return batches
+        return Ranges()
+    if type(value) is not list or not all(map(_is_range, value)):
+        raise ProtocolError(f"acked must be a list of [first, last], got {value!r:.80}")
+    return Ranges(value)
+
+
+def _is_range(pair: Any) -> bool:
+    return (
+        type(pair) is list
+        and len(pair) == 2
+        and all(type(n) is int for n in pair)
+        and 0 <= pair[0] <= pair[1]
+    )
 
 
 class ServerStream:

@@ -20,14 +20,15 @@ class Cell:
     """A batch or the error in its place, from its arrival until it is handed to the user."""
 
     __slots__ = (
-        "batch", "body", "broken", "built", "error", "info", "nbytes", "revoked", "samples",
-        "skipped", "times", "tree", "value",
+        "batch", "body", "broken", "built", "error", "failed", "info", "nbytes", "revoked",
+        "samples", "skipped", "times", "tree", "value",
     )  # fmt: skip
 
     def __init__(self, batch: int, nbytes: int) -> None:
         self.batch = batch
         self.nbytes = nbytes
-        self.error: Exception | None = None
+        self.error: Exception | None = None  # until it is raised: its traceback holds the stream
+        self.failed = False
         self.tree: Any = None
         self.samples: Any = None
         self.skipped: Sequence[int] = ()
@@ -59,11 +60,12 @@ class Cell:
         samples = [] if samples is None else samples
         self.info = BatchInfo(epoch, self.batch, samples, self.times, self.skipped)
         self.body = self.tree = self.samples = None
+        self.failed = self.error is not None
         self.built = True
 
     def count(self) -> int:
         """The samples that the server counts in it: none in an error of its own."""
-        if self.error is not None and not self.broken:
+        if (self.failed or self.error is not None) and not self.broken:
             return 0
         if self.info is not None:
             return len(self.info._samples)

@@ -38,6 +38,20 @@ class Ranges:
         """The ranges, [[first, last], ...]: a copy."""
         return [list(pair) for pair in self._pairs]
 
+    @property
+    def last(self) -> int:
+        """The largest number, -1 if there is none."""
+        return self._pairs[-1][1] if self._pairs else -1
+
+    def after(self, number: int) -> int:
+        """The first number from `number` on that is not in the set."""
+        at = bisect_right(self._pairs, number, key=_first)
+        return max(number, self._pairs[at - 1][1] + 1) if at else number
+
+    def merge(self, other: Ranges) -> None:
+        """Puts all numbers of another set in."""
+        self._pairs = Ranges([*self._pairs, *other._pairs])._pairs
+
     def __contains__(self, number: int) -> bool:
         at = bisect_right(self._pairs, number, key=_first)
         return at > 0 and number <= self._pairs[at - 1][1]

@@ -105,10 +105,10 @@ class Standing:
 
     def _note(self, taken: dict[str, int], cell: Cell) -> None:
         """Counts what START could not know about a cell that was handed out."""
-        if cell.error is None and not cell.skipped and self.total is not None:
+        if not cell.failed and not cell.skipped and self.total is not None:
             return
         taken["batches"] += 1
-        taken["errors"] += cell.error is not None
+        taken["errors"] += cell.failed
         taken["skipped"] += len(cell.skipped)
         if cell.broken:
             taken["broken"] += 1

@@ -135,7 +135,7 @@ impl Arena {
     }
 
     /// Sets memory aside for a batch to come of `bytes`, or of a size that nobody knows.
-    /// Batches that are `needed` next are never refused; others may fill three quarters of the
+    /// Batches that are `needed` next are never refused; others may fill half of the
     /// limit, so that there is memory for the needed ones. Makes no system call.
     pub fn reserve(self: &Arc<Self>, bytes: Option<u64>, needed: bool) -> Option<Reservation> {
         let mut room = self.room();

@@ -32,7 +32,7 @@ pub type Work = Box<dyn FnOnce(&Arc<Worker>) + Send>;
 /// gets no further replacements until some come back.
 pub const MOST_LOST: usize = 64;
 
-/// Of so many pieces of work one is of a job in the background, if there is any.
+/// After so many pieces of work for others comes one of a job in the background, if there is any.
 const BACKGROUND_EVERY: u32 = 7;
 
 /// How often watched jobs are looked at.
