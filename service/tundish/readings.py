@@ -162,10 +162,11 @@ class Reading:
         if over.error is not None and batch == over.batches:
             return Unread(over.error)
         if batch == self._start and batch > over.batches + (over.error is not None):
-            raise ConfigError(
-                f"start={batch} is behind the epoch's end: {self._job.what} gave {over.batches} "
-                "batches"
-            )
+            left = (v.error for v in (self._at.tail, *self._at.got.values) if type(v) is Unread)
+            error = over.error or next(left, None)
+            why = "" if error is None else f", and then {type(error).__name__}: {error}"
+            gave = f"{self._job.what} gave {over.batches} batches{why}"
+            raise ConfigError(f"start={batch} is behind the epoch's end: {gave}") from error
         return None
 
     def _load(self, at: _At, cancelled: Callable[[], bool]) -> None:
@@ -173,7 +174,7 @@ class Reading:
         job, values = self._job, at.got.values
         want = job.size * job.world_size
         left = want if job.length is None else job.length - at.first
-        # Behind the last value there must be the end: that is where one more is asked for.
+        # Behind the last value there must be the end: there one more is asked for.
         self._fill(at, want if left >= want else left + 1, cancelled)
         if at.got.ended or len(values) > left:
             self._over = self._ending(at, min(left, len(values) - at.got.ended))

@@ -17,6 +17,7 @@ from helpers.reading import (
     of_sampler,
     of_stream,
 )
+from tundish import ConfigError, DataLoader
 
 UNEVEN = ("pad", "drop", "keep")
 
@@ -180,3 +181,26 @@ def test_an_iterator_that_only_raises_is_given_up():
     assert [type(cell) for cell in found] == [OSError] * 100
     assert type(last) is RuntimeError
     assert "1000 errors in a row" in str(last)
+
+
+def test_a_start_behind_what_broke_says_what_broke():
+    class Breaks:
+        def __iter__(self):
+            yield from range(9)
+            raise OSError("the shard is torn")
+
+    class Lies(Breaks):
+        def __len__(self):
+            return 40
+
+        def __iter__(self):
+            return iter(range(9))
+
+    for dataset, kind, text in (
+        (Breaks(), OSError, "OSError: the shard is torn"),
+        (Lies(), ValueError, "ValueError: len.. of dataset Lies is 40, but it ended after 9"),
+    ):
+        epoch = DataLoader(dataset, 2, num_workers=1).epoch(0, start=8)
+        with pytest.raises(ConfigError, match=f"start=8 .* gave 5 batches, and then {text}") as e:
+            next(epoch)
+        assert type(e.value.__cause__) is kind
