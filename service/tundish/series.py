@@ -35,8 +35,10 @@ _SERVER = [
 ]
 
 _WAITS = [
-    _Of("consumer_wait_seconds_total", "Time consumers waited for the loader.", "consumer_wait"),
-    _Of("loader_wait_seconds_total", "Time the loader waited for consumers.", "loader_wait"),
+    _Of(
+        "consumer_wait_seconds_total", "Waits for the loader, or a slower stream.", "consumer_wait"
+    ),
+    _Of("loader_wait_seconds_total", "Waits of the loader for the consumer.", "loader_wait"),
 ]
 
 _FEED = [
@@ -45,8 +47,9 @@ _FEED = [
     _Of("feed_slots_lent", "Slots that clients hold by open streams.", "slots"),
     _Of("feed_streams_total", "Streams that began, ended ones too.", "totals.streams"),
     _Of("feed_batches_total", "Batches sent to all streams.", "totals.batches"),
-    _Of("feed_samples_total", "Samples in these batches.", "totals.samples"),
-    _Of("feed_bytes_total", "Bytes of these batches, lent or sent.", "totals.bytes"),
+    _Of("feed_produced_batches_total", "Batches made, by all its runs.", "totals.produced"),
+    _Of("feed_samples_total", "Samples in the batches sent.", "totals.samples"),
+    _Of("feed_bytes_total", "Bytes of the batches, lent or sent.", "totals.bytes"),
     _Of("feed_errors_total", "Batches that were errors.", "totals.errors"),
     _Of("feed_skipped_samples_total", "Samples left out by on_error=skip.", "totals.skipped"),
     _Of("feed_redelivered_batches_total", "Batches that another stream had.", "totals.redelivered"),
@@ -70,7 +73,9 @@ _RUN = [
     _Of("run_errors_total", "Batches that were errors.", "errors"),
     _Of("run_skipped_samples_total", "Samples left out by on_error=skip.", "skipped"),
     _Of("run_redelivered_batches_total", "Batches given to another stream again.", "redelivered"),
-    *[_Of(f"run_{name}", text, key) for name, text, key in _WAITS],
+    # No counters: with a stream its part goes.
+    _Of("run_consumer_wait_seconds", "Consumer wait of its present streams.", "consumer_wait"),
+    _Of("run_loader_wait_seconds", "Loader wait of its present streams.", "loader_wait"),
 ]
 
 _STREAM = [
@@ -78,7 +83,8 @@ _STREAM = [
     _Of("stream_position_batch", "The batch it is sent next.", "position"),
     _Of("stream_rate_batches_per_second", "Cells sent, since it began.", "rate"),
     _Of("stream_lag_batches", "Cells sent that it has not consumed.", "lag"),
-    _Of("stream_queued_batches", "Cells that its run has for it, not sent yet.", "queued"),
+    _Of("stream_behind_batches", "Cells that its run has for it, not sent yet.", "behind"),
+    _Of("stream_joined_streams", "Streams of its gathering group that are there.", "joined"),
     _Of("stream_credit_batches", "Batches it may be sent.", "credits.batches"),
     _Of("stream_slots_lent", "Slots that its client holds by it.", "slots"),
     _Of("stream_batches_total", "Batches sent.", "batches"),
@@ -88,6 +94,7 @@ _STREAM = [
     _Of("stream_skipped_samples_total", "Samples left out by on_error=skip.", "skipped"),
     _Of("stream_redelivered_batches_total", "Batches that another stream had.", "redelivered"),
     _Of("stream_detached_total", "Times it fell out of the share window.", "detached"),
+    _Of("stream_waited_for_seconds_total", "Time others of its run waited for it.", "waited_for"),
     *[_Of(f"stream_{name}", text, key) for name, text, key in _WAITS],
 ]
 
@@ -149,7 +156,10 @@ def _run(run: dict[str, Any], counters: dict[str, Any]) -> tuple[list[str], dict
         "redelivered": 0,
         **run,
         "working": run["claimed"] - run["produced"],
-        "lag": max((run["position"] - stream["position"] for stream in own), default=0),
+        # Of a split epoch a stream has no place.
+        "lag": max((run["position"] - stream["position"] for stream in own), default=0)
+        if run["split"] is None
+        else None,
         "slots": sum(stream["slots"] for stream in own),
         "consumer_wait": sum(stream["consumer_wait"] for stream in own),
         "loader_wait": sum(stream["loader_wait"] for stream in own),

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,6 +20,8 @@ from helpers.datasets import Fail, arrays
 from helpers.timing import MS, until, wait_for
 from tundish import ConfigError, DataLoader, serve, spawn
 from tundish_client import AsyncClient, Client
+
+TUNING = Path(__file__).parents[2] / "docs" / "tuning.md"
 
 FEEDS = """
     from tundish import DataLoader
@@ -56,6 +59,20 @@ def value(text, name, **labels):
         for (other, its), value in samples(text).items()
         if other == f"tundish_{name}" and labels.items() <= dict(its).items()
     ]
+    return found
+
+
+def documented():
+    """The metrics of the docs: name to labels and meaning."""
+    section = TUNING.read_text().split("\n## Metrics\n")[1].split("\n## ")[0]
+    found, labels = {}, []
+    for part in section.split("\n\n"):
+        if part.startswith("Of ") and part.endswith(":"):
+            _, _, its = part.partition(" labels ")
+            labels = re.findall(r"`([a-z]+)`", its)
+        for name, meaning in re.findall(r"^\| `(\w+)` \| (.+) \|$", part, re.MULTILINE):
+            assert name not in found
+            found[name] = (labels, meaning)
     return found
 
 
@@ -169,6 +186,69 @@ class TestWhatItSays:
                     if name == "tundish_stream_position_batch"
                 ]
                 assert sorted(found) == ["1.1", "2.1", "2.2"]
+
+    async def test_what_was_made_and_for_whom_others_waited(self, path):
+        """Two streams share 20 batches; the slow one of them counts the time of the other."""
+        loader = arrays(200, 10)
+        async with serve(loader, socket=path, metrics="127.0.0.1:0", share_window=8192) as server:
+            async with AsyncClient(path) as fast, AsyncClient(path) as slow:
+                await fast.ping()
+                late = slow.epoch(0, on_lag="wait", prefetch=1)
+                await anext(late)
+                reader = asyncio.ensure_future(_read(fast.epoch(0, on_lag="wait", prefetch=1)))
+                await until(lambda: bool(server.stats()["runs"][0]["waiting_for"]), "the wait")
+                await asyncio.sleep(100 * MS)
+                await look(server)  # the counter is carried on by whoever looks
+                text = await look(server)
+                name = "stream_waited_for_seconds_total"
+                assert value(text, name, stream="2.1") >= 100 * MS
+                assert value(text, name, stream="1.2") == 0
+                consumer_wait = "stream_consumer_wait_seconds_total"
+                assert value(text, consumer_wait, stream="1.2") >= 100 * MS
+                assert value(text, consumer_wait, stream="2.1") < 100 * MS
+                assert (await _read(late), await reader) == (19, 20)
+            text = await look(server)
+            assert value(text, "feed_produced_batches_total", feed="default") == 20
+            assert value(text, "feed_batches_total", feed="default") == 40
+
+    async def test_a_group_that_gathers(self, path):
+        async with serve(arrays(), socket=path, metrics="127.0.0.1:0") as server:
+            async with AsyncClient(path) as client:
+                options = {"group": "sweep", "group_size": 3}
+                waiting = [
+                    asyncio.ensure_future(anext(client.epoch(0, **options))) for _ in range(2)
+                ]
+                await until(lambda: len(server.stats()["streams"]) == 2, "both")
+                text = await look(server)
+                assert value(text, "stream_joined_streams", stream="1.1") == 2
+                assert value(text, "stream_joined_streams", stream="1.2") == 2
+                assert value(text, "stream_consumer_wait_seconds_total", stream="1.1") == 0
+                await anext(client.epoch(0, **options))
+                await asyncio.gather(*waiting)
+                text = await look(server)
+                assert "tundish_stream_joined_streams{" not in text
+
+    async def test_the_docs_list_every_metric_with_its_labels_and_meaning(self, path):
+        async with serve(arrays(), socket=path, metrics="127.0.0.1:0") as server:
+            async with AsyncClient(path) as client:
+                stream, split = client.epoch(0), client.epoch(0, split="all")
+                await anext(stream)
+                await anext(split)
+                text = await look(server)
+        exported = dict(re.findall(r"^# HELP (tundish_\w+) (.+)$", text, re.MULTILINE))
+        told = documented()
+        meanings = {name: meaning for name, (_, meaning) in told.items()}
+        beside = {"tundish_up", "tundish_server_info", "tundish_run_waited_for_seconds"}
+        assert set(meanings) == set(exported)
+        for name in set(exported) - beside:
+            assert meanings[name] == exported[name]
+        labels = {name: [label for label, _ in its] for name, its in samples(text)}
+        for name, its in labels.items():
+            if name.startswith("tundish_") and name != "tundish_server_info":
+                assert its == sorted(told[name][0]), name
+        kinds = dict(re.findall(r"^# TYPE (tundish_\w+) (\w+)$", text, re.MULTILINE))
+        for name, kind in kinds.items():
+            assert (kind == "counter") == name.endswith("_total"), name
 
     async def test_every_metric_says_its_unit_and_meaning(self, path):
         async with serve(arrays(), socket=path, metrics="127.0.0.1:0") as server:

@@ -15,6 +15,7 @@ import pytest
 
 from helpers.datasets import arrays
 from helpers.raw import Raw, epoch
+from helpers.tables import tables
 from helpers.timing import MS, until, wait_for
 from tundish import AsyncClient, Client, ConfigError, serve
 from tundish.log import configure
@@ -126,16 +127,16 @@ class TestCommand:
         assert counters["streams"][0]["epoch"] == 4
         assert f"server pid {service.process.pid} on {service.socket}" in text
         assert re.search(r"^memory [\d.]+ [KM]iB of 64\.0 MiB \(\d+%\)", text, re.MULTILINE)
-        rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
-        (head,) = [row for row in rows if row[:3] == ["feed", "samples", "batches"]]
-        feeds = {row[0]: dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head)}
-        assert (feeds["train"]["samples"], feeds["train"]["streams"]) == ("100", "1/1")
-        assert (feeds["val"]["sent"], feeds["val"]["streams"]) == ("4", "0/1")
-        (stream_row,) = [row for row in rows if row[0] == f"tundish-client ({os.getpid()})"]
+        feeds, _, streams = tables(text)
+        assert feeds["train"]["samples/epoch"] == "100"
+        assert (feeds["train"]["streams open"], feeds["train"]["streams ever"]) == ("1", "1")
+        assert (feeds["val"]["streams open"], feeds["val"]["streams ever"]) == ("0", "1")
+        assert (feeds["val"]["batches sent"], feeds["val"]["batches produced"]) == ("4", "4")
         told = counters["streams"][0]
-        number = f"{told['connection']}.{told['stream']}"
-        assert stream_row[1:5] == [number, str(told["run"]), "train", "4"]
-        assert stream_row[5:7] == [str(told["position"]), "10"]
+        row = streams[f"{told['connection']}.{told['stream']}"]
+        assert row["consumer"] == f"tundish-client ({os.getpid()})"
+        assert (row["feed/epoch"], row["run"]) == ("train/4", str(told["run"]))
+        assert row["at/of"] == f"{told['position']}/10"
 
     def test_names_of_a_feed_are_no_markup(self, serve):
         service = serve(
