@@ -1,13 +1,23 @@
-"""Logging of the command line; a program that embeds a server configures its own."""
+"""Lines of the log, and where they go on the command line.
+
+A program that embeds a server configures its own logging.
+"""
 
 from __future__ import annotations
 
 import logging
 import select
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-__all__ = ["configure", "one_line"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tundish.delivery import Delivery
+
+__all__ = ["configure", "one_line", "tell_begin", "tell_end"]
+
+_log = logging.getLogger("tundish.server")
 
 _LONGEST = 2048
 """Characters of a line; a pipe with room for any has room for it."""
@@ -65,3 +75,33 @@ def configure(level: str) -> None:
     logger.setLevel(level.upper())
     # A client that takes its end of a pipe along must not fill the log with tracebacks.
     logging.raiseExceptions = False
+
+
+def tell_begin(delivery: Delivery) -> None:
+    """The line of a stream that begins."""
+    stream = delivery.stream
+    _log.info(
+        "%s: epoch %d of feed %r begins at batch %d of %s",
+        delivery.name,
+        stream.epoch,
+        delivery.feed,
+        stream.start,
+        "an unknown number" if delivery.total is None else stream.start + delivery.total,
+    )
+
+
+def tell_end(delivery: Delivery, counters: Mapping[str, Any], how: str) -> None:
+    """The line of a stream that is over, with its counters."""
+    _log.info(
+        "%s: epoch %d of feed %r %s after %d batches, %d samples, %d errors, %d bytes; it "
+        "waited %.3g s for the loader",
+        delivery.name,
+        delivery.stream.epoch,
+        delivery.feed,
+        how,
+        counters["delivered"] - counters["errors"],
+        counters["samples"],
+        counters["errors"],
+        counters["bytes"],
+        counters["consumer_wait"],
+    )

@@ -32,6 +32,9 @@ Loaders = DataLoader | Mapping[str, DataLoader]
 _PAUSE = 0.1
 """Seconds without accepting after the process ran out of file descriptors."""
 
+_COMPLAIN = 10.0
+"""Seconds until the log says again that the process is out of file descriptors."""
+
 _REST = 2.0
 """Seconds without a stream after which memory that nobody uses is given back."""
 
@@ -90,6 +93,7 @@ class Server:
         self._sessions: set[Session] = set()
         self._quarantine: set[Leases] = set()
         self._closed = False
+        self._complain_at = 0.0
         self._connected = 0
         self._metrics = Metrics(config.metrics, self) if config.metrics else None
         self.metrics = None if self._metrics is None else self._metrics.address
@@ -136,7 +140,15 @@ class Server:
 
     def _pause(self, error: OSError) -> None:
         """Out of file descriptors: the connection stays in the queue, we look again later."""
-        _log.error("cannot accept a connection: %s", error.strerror)
+        now = self.loop.time()
+        if now >= self._complain_at:
+            self._complain_at = now + _COMPLAIN
+            _log.error(
+                "cannot accept a connection beside %d others: %s; it waits for one of them to "
+                "leave. Give the server more descriptors (ulimit -n)",
+                len(self._sessions),
+                error.strerror,
+            )
         fd = self._listener.sock.fileno()
         self.loop.remove_reader(fd)
         self.loop.call_later(_PAUSE, self._go_on)

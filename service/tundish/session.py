@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tundish._core import Batch
 from tundish.delivery import Delivery
 from tundish.leases import Leases
-from tundish.log import one_line
+from tundish.log import one_line, tell_begin, tell_end
 from tundish.outbox import Outbox
 from tundish.pump import Pump
 from tundish_client._protocol.asking import (
@@ -192,11 +192,20 @@ class Session:
         self._deadline.cancel()
         self.name = f"{hello.name!r} (pid {self.client['pid']})"
         self.client["name"] = hello.name
-        shared = hello.shared_memory and self.server.lease_quota > 0
-        identity = {"name": "tundish", "pid": os.getpid()}
+        if hello.shared_memory and self.server.lease_quota > 0:
+            self.leases = self._lend()
+        identity, shared = {"name": "tundish", "pid": os.getpid()}, self.leases is not None
         self.conn.welcome(identity, self.server.instance, shared_memory=shared)
-        if shared:
-            self.leases = Leases(
+        if self.leases is not None:
+            end = self.leases.client_end
+            self._outbox.write_with_fd(self.conn.data_to_send(), end.fileno())
+            end.close()
+        _log.info("%s connected", self.name)
+
+    def _lend(self) -> Leases | None:
+        """A side channel, None if there are no descriptors for it: then batches go inline."""
+        try:
+            return Leases(
                 self.loop,
                 self.arena,
                 quota=self.server.lease_quota,
@@ -204,10 +213,10 @@ class Session:
                 on_change=self._side_changed,
                 on_drop=self.server.retiring.dropped,
             )
-            end = self.leases.client_end
-            self._outbox.write_with_fd(self.conn.data_to_send(), end.fileno())
-            end.close()
-        _log.info("%s connected", self.name)
+        except OSError as error:
+            why = error.strerror
+            _log.warning("%s gets its batches inline: %s (see ulimit -n)", self.name, why)
+            return None
 
     def _side_changed(self, leases: Leases) -> None:
         if leases.over:
@@ -234,34 +243,14 @@ class Session:
 
     def began(self, delivery: Delivery) -> None:
         """A stream begins: its START is queued."""
-        stream = delivery.stream
-        _log.info(
-            "%s: epoch %d of feed %r begins at batch %d of %s",
-            delivery.name,
-            stream.epoch,
-            delivery.feed,
-            stream.start,
-            "an unknown number" if delivery.total is None else stream.start + delivery.total,
-        )
+        tell_begin(delivery)
 
     def ended(self, delivery: Delivery, how: str) -> None:
         """A stream is over, however that came."""
         counters = delivery.stats()
         self.server.totals.add(delivery.feed, counters)
         self.server.rest_later()
-        _log.info(
-            "%s: epoch %d of feed %r %s after %d batches, %d samples, %d errors, %d bytes; it "
-            "waited %.3g s for the loader",
-            delivery.name,
-            delivery.stream.epoch,
-            delivery.feed,
-            how,
-            counters["delivered"] - counters["errors"],
-            counters["samples"],
-            counters["errors"],
-            counters["bytes"],
-            counters["consumer_wait"],
-        )
+        tell_end(delivery, counters, how)
 
     def slots_of(self, stream: ServerStream) -> int:
         """How many slots with batches of a stream the client holds."""
