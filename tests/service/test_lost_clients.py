@@ -51,8 +51,9 @@ def test_what_they_acknowledged_last_is_nobody_elses(service, shared):
             raw.sock.sendall(epoch(epoch=number, split="all"))
             raw.receive("START")
             assert [raw.receive("BATCH").header["batch"] for _ in range(4)] == [0, 1, 2, 3]
-            os.kill(service.process.pid, signal.SIGSTOP)
             stream = client.epoch(number, split="all")  # so that the epoch goes on without them
+            client.ping()
+            os.kill(service.process.pid, signal.SIGSTOP)
             raw.send("CREDIT", stream=1, credits={"batches": 4, "bytes": 2**30})
             for batch in (0, 1, 2):
                 raw.send("ACK", stream=1, batch=batch)
