@@ -1,7 +1,6 @@
 """The Prometheus endpoint: what it says, and that it never gets in the way."""
 
 import asyncio
-import http.client
 import logging
 import re
 import signal
@@ -11,73 +10,20 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from helpers.datasets import Fail, arrays
+from helpers.scraping import look, samples, scrape, value
 from helpers.timing import MS, until, wait_for
 from tundish import ConfigError, DataLoader, serve, spawn
 from tundish_client import AsyncClient, Client
-
-TUNING = Path(__file__).parents[2] / "docs" / "tuning.md"
 
 FEEDS = """
     from tundish import DataLoader
     train = DataLoader(list(range(100)), batch_size=10)
 """
-
-
-def scrape(address, timeout=5.0):
-    """The text of all metrics; checked by the parser of the reference client."""
-    connection = http.client.HTTPConnection(address, timeout=timeout)
-    try:
-        connection.request("GET", "/metrics")
-        response = connection.getresponse()
-        assert response.status == 200
-        return response.read().decode()
-    finally:
-        connection.close()
-
-
-def samples(text):
-    """Every sample: (name, labels) to value."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            key = (sample.name, tuple(sorted(sample.labels.items())))
-            assert key not in found, f"{key} twice"
-            found[key] = sample.value
-    return found
-
-
-def value(text, name, **labels):
-    """The one sample of this name that has (at least) these labels."""
-    (found,) = [
-        value
-        for (other, its), value in samples(text).items()
-        if other == f"tundish_{name}" and labels.items() <= dict(its).items()
-    ]
-    return found
-
-
-def documented():
-    """The metrics of the docs: name to labels and meaning."""
-    section = TUNING.read_text().split("\n## Metrics\n")[1].split("\n## ")[0]
-    found, labels = {}, []
-    for part in section.split("\n\n"):
-        if part.startswith("Of ") and part.endswith(":"):
-            _, _, its = part.partition(" labels ")
-            labels = re.findall(r"`([a-z]+)`", its)
-        for name, meaning in re.findall(r"^\| `(\w+)` \| (.+) \|$", part, re.MULTILINE):
-            assert name not in found
-            found[name] = (labels, meaning)
-    return found
-
-
-async def look(server):
-    return await asyncio.to_thread(scrape, server.metrics)
 
 
 class TestWhatItSays:
@@ -227,28 +173,6 @@ class TestWhatItSays:
                 await asyncio.gather(*waiting)
                 text = await look(server)
                 assert "tundish_stream_joined_streams{" not in text
-
-    async def test_the_docs_list_every_metric_with_its_labels_and_meaning(self, path):
-        async with serve(arrays(), socket=path, metrics="127.0.0.1:0") as server:
-            async with AsyncClient(path) as client:
-                stream, split = client.epoch(0), client.epoch(0, split="all")
-                await anext(stream)
-                await anext(split)
-                text = await look(server)
-        exported = dict(re.findall(r"^# HELP (tundish_\w+) (.+)$", text, re.MULTILINE))
-        told = documented()
-        meanings = {name: meaning for name, (_, meaning) in told.items()}
-        beside = {"tundish_up", "tundish_server_info", "tundish_run_waited_for_seconds"}
-        assert set(meanings) == set(exported)
-        for name in set(exported) - beside:
-            assert meanings[name] == exported[name]
-        labels = {name: [label for label, _ in its] for name, its in samples(text)}
-        for name, its in labels.items():
-            if name.startswith("tundish_") and name != "tundish_server_info":
-                assert its == sorted(told[name][0]), name
-        kinds = dict(re.findall(r"^# TYPE (tundish_\w+) (\w+)$", text, re.MULTILINE))
-        for name, kind in kinds.items():
-            assert (kind == "counter") == name.endswith("_total"), name
 
     async def test_every_metric_says_its_unit_and_meaning(self, path):
         async with serve(arrays(), socket=path, metrics="127.0.0.1:0") as server:
