@@ -65,16 +65,6 @@ def peer(path, behaviour):
         thread.join()
 
 
-@pytest.fixture
-def path(tmp_path_factory):
-    import shutil
-    import tempfile
-
-    folder = tempfile.mkdtemp(prefix="tundish-")
-    yield f"{folder}/s"
-    shutil.rmtree(folder)
-
-
 def test_no_file(kind, path):
     began = time.monotonic()
     with pytest.raises(ConnectTimeout, match="no such file.*tundish serve") as caught:
@@ -121,19 +111,14 @@ def test_a_short_wait_is_not_told(kind, path, caplog):
     assert not caplog.records
 
 
-def put_folder(path):
-    os.mkdir(path)
-
-
 def put_file(path):
-    with open(path, "wb"):
-        pass
+    open(path, "wb").close()
 
 
 @pytest.mark.parametrize(
     ("put", "words"),
     [
-        (put_folder, "there is a folder, not a socket"),
+        (os.mkdir, "there is a folder, not a socket"),
         (put_file, "there is a file, not a socket"),
         (os.mkfifo, "there is a device or pipe, not a socket"),
         (lambda path: os.symlink("/", path), "there is a folder, not a socket"),
@@ -223,9 +208,7 @@ def test_a_server_that_is_just_leaving_is_followed_by_another(kind, path, leavin
         "says so": farewell(),
         "says when it is back": farewell(back_in=wait),
     }[leaving]
-    times = 2 if leaving == "hangs up" else 5
-    if leaving == "says when it is back":
-        times = 1
+    times = {"hangs up": 2, "says so": 5, "says when it is back": 1}[leaving]
     attempts = []
     server = ScriptedServer(path=path)
 

@@ -11,7 +11,7 @@ from tundish_client._protocol.frames import encode_message
 from tundish_client._protocol.reading import StreamState
 from tundish_client._protocol.values import encode_value
 from tundish_client.config import EpochOptions
-from tundish_client.errors import ConnectionLost, ProtocolError
+from tundish_client.errors import ConnectionLost, ProtocolError, TundishError
 
 WELCOME = encode_message("WELCOME", {"version": 1, "shared_memory": False, "new key": 1})
 START = {"stream": 1, "feed": "f", "batches": 3}
@@ -61,13 +61,8 @@ def sent(core: ClientConnection) -> list[list[object]]:
 def test_any_chunking(core, step):
     stream = opened(core)
     counts = {"batches": 3, "errors": 1}
-    error = {
-        "stream": 1,
-        "batch": 1,
-        "type": ["builtins", "KeyError"],
-        "message": "k",
-        "args": ["k"],
-    }
+    error = {"stream": 1, "batch": 1, "type": ["builtins", "KeyError"], "message": "k"}
+    error["args"] = ["k"]
     data = batch(0) + encode_message("ERROR", error) + batch(2)
     feed(core, data + encode_message("END", {"stream": 1, "counts": counts}), step)
     got = []
@@ -277,6 +272,32 @@ class TestAnotherConnection:
             stream.handed = core.take(stream)
         with pytest.raises(ConnectionLost, match="batch 1 of stream 1 came instead of batch 2"):
             core.take(stream)
+
+    @pytest.mark.parametrize("kind", ["BATCH", "END"])
+    def test_the_server_has_to_say_first_what_it_goes_on_with(self, core, kind):
+        stream = opened(core)
+        feed(core, batch(0))
+        core = self.follow(core)
+        end = encode_message("END", {"stream": 1, "counts": {"batches": 2}})
+        feed(core, batch(1) if kind == "BATCH" else end)
+        stream.handed = core.take(stream)
+        with pytest.raises(TundishError, match="came before START"):
+            core.take(stream)
+
+    def test_who_leaves_in_the_pause_is_told_of_once(self, core):
+        stream = opened(core, split="g")
+        feed(core, batch(2) + batch(0))
+        for _ in range(2):
+            stream.handed = core.take(stream)
+        core.eof_received()
+        stream.clean = True
+        core.cancel(stream)
+        assert not core.busy
+        core = self.follow(core)
+        (_, asked), cancel = sent(core)
+        assert (asked["acked"], cancel) == ([[0, 0], [2, 2]], ["CANCEL", {"stream": 1}])
+        assert not core.streams
+        assert sent(self.follow(core)) == []
 
     def test_of_a_split_only_what_was_handed_out_counts(self, core):
         stream = opened(core, split="g")

@@ -113,20 +113,6 @@ def step(nbytes):
     return max(1, nbytes // 40) | 1
 
 
-@pytest.fixture(params=KINDS)
-def reader(request):
-    """Opens clients of one kind."""
-    readers = []
-
-    def open_(server, **options):
-        readers.append(Reader(request.param, server.path, **(PATIENT | options)))
-        return readers[-1]
-
-    yield open_
-    for reader in readers:
-        reader.__exit__()
-
-
 class TestGoaway:
     @pytest.mark.parametrize("nbytes", [1, 5, 20, 40])
     def test_that_was_cut_is_a_loss_like_others(self, reader, nbytes):
@@ -258,3 +244,57 @@ async def test_cancelling_at_any_moment_loses_nothing(split):
             assert len(server.kinds("HELLO")) == 11
             state = stream.state_dict()
             assert state["acked"] == [[0, 39]] if split else state["batch"] == 40
+
+
+class TestSeveral:
+    def test_streams_reconnect_once_together(self, reader):
+        with ScriptedServer(MANY) as server:
+            client = reader(server)
+            streams = [client.epoch(n) for n in range(4)]
+            got = [[] for _ in streams]
+            for call in range(41):
+                if call in {7, 20}:
+                    server.close_connections()
+                for stream, values in zip(streams, got, strict=True):
+                    values.append(client.next(stream))
+            assert got == [[*MANY, END]] * 4
+            assert len(server.kinds("HELLO")) == 3
+            assert [header["epoch"] for header in server.kinds("EPOCH")] == [0, 1, 2, 3] * 3
+
+    def test_threads_reconnect_once_together(self):
+        with ScriptedServer(list(range(400)), shared_memory=True) as server:
+            with Client(server.path, **PATIENT) as client:
+                got = [[] for _ in range(4)]
+
+                def work(n):
+                    for value in client.epoch(n):
+                        got[n].append(value)
+                        if value % 100 == 0:
+                            client.ping()
+
+                threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+                for thread in threads:
+                    thread.start()
+                for _ in range(3):
+                    time.sleep(10 * MS)
+                    server.close_connections()
+                for thread in threads:
+                    thread.join(10)
+                    assert not thread.is_alive()
+            assert got == [list(range(400))] * 4
+            assert len(server.kinds("HELLO")) <= 4
+
+    async def test_tasks_reconnect_once_together(self):
+        with ScriptedServer(list(range(100)), shared_memory=True) as server:
+            async with AsyncClient(server.path, **PATIENT) as client:
+
+                async def work(n):
+                    got = []
+                    async for value in client.epoch(n):
+                        got.append(value)
+                        if value == 50 and n == 0:
+                            server.close_connections()
+                    return got
+
+                assert await asyncio.gather(*map(work, range(4))) == [list(range(100))] * 4
+            assert len(server.kinds("HELLO")) == 2

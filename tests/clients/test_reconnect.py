@@ -1,34 +1,18 @@
 """A server that goes away in mid-epoch: the user's loop notices a pause, and nothing else."""
 
-import asyncio
 import gc
-import logging
 import os
-import shutil
 import socket
-import subprocess
-import sys
-import tempfile
-import textwrap
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from helpers.clients import END, KINDS, Reader
-from helpers.timing import MS, until
-from tundish_client import (
-    AsyncClient,
-    Client,
-    ConfigError,
-    ConnectionLost,
-    ConnectTimeout,
-    ProtocolError,
-    TundishError,
-)
+from helpers.clients import END
+from helpers.timing import MS
+from tundish_client import ConfigError, ConnectionLost, ProtocolError, TundishError
 from tundish_client.testing import (
     Batch,
     Close,
@@ -46,35 +30,6 @@ PATIENT = {"reconnect_timeout": 10}
 UNKNOWN = {"batches": None, "samples": None, "padded": None, "dropped": None}
 ANY_ORDER = {"in_order": False}
 PRINT = {"seed": 7, "samples": 4, "order": "stable/1", "batch_size": 1}
-
-
-@pytest.fixture(params=KINDS)
-def reader(request):
-    """Opens clients of one kind."""
-    readers = []
-
-    def open_(server, **options):
-        path = server if isinstance(server, str) else server.path
-        readers.append(Reader(request.param, path, **(PATIENT | options)))
-        return readers[-1]
-
-    open_.kind = request.param
-    yield open_
-    for reader in readers:
-        reader.__exit__()
-
-
-@pytest.fixture
-def path(tmp_path_factory):
-    """Where several servers may listen, one after the other."""
-    folder = tempfile.mkdtemp(prefix="tundish-")
-    yield f"{folder}/s"
-    shutil.rmtree(folder)
-
-
-def starts(server):
-    """The first batches asked for."""
-    return [header["start"] for header in server.kinds("EPOCH")]
 
 
 @dataclass
@@ -242,112 +197,6 @@ class TestAnotherFeed:
         assert (stream.counts["batches"], stream.counts["samples"]) == (3, 3)
 
 
-class TestTime:
-    def lose(self, reader, server, **options):
-        """A stream that has got two batches, with the server gone for good."""
-        client = reader(server, **options)
-        stream = client.epoch()
-        assert [client.next(stream), client.next(stream)] == [0, 1]
-        server.stop()
-        return client, stream
-
-    def test_when_it_runs_out_the_loss_names_the_position(self, reader, path):
-        server = ScriptedServer([0, 1, Close()], path=path).start()
-        client, stream = self.lose(reader, server, reconnect_timeout=300 * MS)
-        began = time.monotonic()
-        for _ in range(2):  # and it keeps saying so
-            with pytest.raises(ConnectionLost, match=r"start=2\)") as caught:
-                client.next(stream)
-        took = time.monotonic() - began
-        assert took < 1500 * MS
-        text = str(caught.value)
-        assert "without an END" in text
-        assert f"did not come back within {300 * MS:g} s (reconnect_timeout)" in text
-        assert "no such file" in text
-        assert caught.value.position == (0, 2)
-        assert isinstance(caught.value.__cause__, ConnectTimeout)
-
-    def test_a_new_request_looks_for_the_server_again(self, reader, path):
-        server = ScriptedServer([0, 1, Close()], path=path).start()
-        client, stream = self.lose(reader, server, reconnect_timeout=100 * MS)
-        with pytest.raises(ConnectionLost):
-            client.next(stream)
-        with pytest.raises(ConnectionLost):
-            client.run(client.client.ping())
-        with ScriptedServer([5, 6], path=path):
-            assert client.run(client.client.ping()) < 1
-            assert client.outcomes(client.epoch()) == [5, 6, END]
-            with pytest.raises(ConnectionLost):
-                client.next(stream)
-
-    @pytest.mark.parametrize("timeout", [0, 0.0, None])
-    def test_without_a_time_there_is_no_reconnecting(self, reader, timeout):
-        with ScriptedServer([0, 1, Close(once=True), 2]) as server:
-            client = reader(server, reconnect_timeout=timeout)
-            got = client.outcomes(client.epoch())
-            assert got[:2] == [0, 1]
-            assert type(got[2]) is ConnectionLost
-            assert "reconnect_timeout" not in str(got[2])
-            with pytest.raises(ConnectionLost):
-                client.run(client.client.ping())
-            assert len(server.kinds("HELLO")) == 1
-
-    def test_the_variable(self, reader, monkeypatch):
-        monkeypatch.setenv("TUNDISH_RECONNECT_TIMEOUT", "10")
-        with ScriptedServer([0, Close(once=True), 1]) as server:
-            client = reader(server, reconnect_timeout=None)
-            assert client.outcomes(client.epoch()) == [0, 1, END]
-
-    @pytest.mark.parametrize("value", [-1, "5", float("nan"), True])
-    def test_wrong_values_are_named(self, value):
-        for client in (Client, AsyncClient):
-            with pytest.raises(ConfigError, match=f"reconnect_timeout .*{value!r}"):
-                client("/tmp/x", reconnect_timeout=value)
-
-    def test_a_server_that_says_when_it_is_back_is_left_alone_until_then(self, reader):
-        wait = 400 * MS
-        with ScriptedServer([0, Goaway("upgrade", wait, once=True), 1]) as server:
-            client = reader(server)
-            stream = client.epoch()
-            assert client.next(stream) == 0
-            began = time.monotonic()
-            assert client.next(stream) == 1
-            assert 0.8 * wait < time.monotonic() - began < wait + 1000 * MS
-
-    def test_a_server_that_will_be_away_for_too_long_is_not_waited_for(self, reader):
-        with ScriptedServer([0, Goaway("upgrade", 3600.0, once=True), 1]) as server:
-            client = reader(server)
-            stream = client.epoch()
-            assert client.next(stream) == 0
-            began = time.monotonic()
-            with pytest.raises(ConnectionLost, match=r"3600.*10 s \(reconnect_timeout\)") as lost:
-                client.next(stream)
-            assert time.monotonic() - began < 1000 * MS
-            assert lost.value.position == (0, 1)
-
-    def test_a_server_that_dies_at_the_same_batch_again_and_again_is_given_up(self, reader):
-        with ScriptedServer([0, 1, Close(), 2]) as server:
-            client = reader(server, reconnect_timeout=300 * MS)
-            stream = client.epoch()
-            assert [client.next(stream), client.next(stream)] == [0, 1]
-            began = time.monotonic()
-            with pytest.raises(ConnectionLost, match="reconnect_timeout") as caught:
-                client.next(stream)
-            assert time.monotonic() - began < 3000 * MS
-            assert caught.value.position == (0, 2)
-            assert len(server.kinds("HELLO")) > 3
-
-    def test_it_is_told(self, reader, caplog):
-        with ScriptedServer([0, Close(once=True), 1]) as server:
-            client = reader(server)
-            client.outcomes(client.epoch())
-            lost, found = caplog.records
-            assert (lost.name, lost.levelno) == ("tundish.client", logging.WARNING)
-            assert server.path in lost.getMessage()
-            assert "10 s (reconnect_timeout)" in lost.getMessage()
-            assert "again after" in found.getMessage()
-
-
 class TestTheRest:
     def test_arrays_from_before_stay_as_they_are(self, reader):
         script = [np.full(3000, n) for n in range(12)]
@@ -473,188 +322,6 @@ class TestTheRest:
         server.stop()
 
 
-class TestSeveral:
-    def test_streams_reconnect_once_together(self, reader):
-        with ScriptedServer(MANY) as server:
-            client = reader(server)
-            streams = [client.epoch(n) for n in range(4)]
-            got = [[] for _ in streams]
-            for call in range(41):
-                if call in {7, 20}:
-                    server.close_connections()
-                for stream, values in zip(streams, got, strict=True):
-                    values.append(client.next(stream))
-            assert got == [[*MANY, END]] * 4
-            assert len(server.kinds("HELLO")) == 3
-            assert [header["epoch"] for header in server.kinds("EPOCH")] == [0, 1, 2, 3] * 3
-
-    def test_threads_reconnect_once_together(self):
-        with ScriptedServer(list(range(400)), shared_memory=True) as server:
-            with Client(server.path, **PATIENT) as client:
-                got = [[] for _ in range(4)]
-
-                def work(n):
-                    for value in client.epoch(n):
-                        got[n].append(value)
-                        if value % 100 == 0:
-                            client.ping()
-
-                threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-                for thread in threads:
-                    thread.start()
-                for _ in range(3):
-                    time.sleep(10 * MS)
-                    server.close_connections()
-                for thread in threads:
-                    thread.join(10)
-                    assert not thread.is_alive()
-            assert got == [list(range(400))] * 4
-            assert len(server.kinds("HELLO")) <= 4
-
-    async def test_tasks_reconnect_once_together(self):
-        with ScriptedServer(list(range(100)), shared_memory=True) as server:
-            async with AsyncClient(server.path, **PATIENT) as client:
-
-                async def work(n):
-                    got = []
-                    async for value in client.epoch(n):
-                        got.append(value)
-                        if value == 50 and n == 0:
-                            server.close_connections()
-                    return got
-
-                assert await asyncio.gather(*map(work, range(4))) == [list(range(100))] * 4
-            assert len(server.kinds("HELLO")) == 2
-
-
-class TestThePause:
-    """What the user does while the server is away works at once."""
-
-    @pytest.fixture
-    def lost(self, path):
-        """A path whose server has gone."""
-        server = ScriptedServer([0, 1, 2, Close(), 3], path=path)
-        server.start()
-        yield server
-        server.stop()
-
-    def away(self, reader, server):
-        client = reader(server, reconnect_timeout=60)
-        stream = client.epoch(prefetch=1)
-        assert [client.next(stream) for _ in range(2)] == [0, 1]
-        server.stop()
-        return client, stream
-
-    def test_a_close_in_another_thread(self, lost):
-        client = Client(lost.path, reconnect_timeout=60)
-        stream, other = client.epoch(0), client.epoch(1)
-        assert [next(stream) for _ in range(3)] == [0, 1, 2]
-        lost.stop()
-        ended = []
-
-        def wait(of):
-            with pytest.raises(TundishError, match="closed"):
-                for _ in of:
-                    pass
-            ended.append(time.monotonic())
-
-        threads = [threading.Thread(target=wait, args=(of,)) for of in (stream, other)]
-        for thread in threads:
-            thread.start()
-        time.sleep(100 * MS)
-        began = time.monotonic()
-        client.close()
-        for thread in threads:
-            thread.join(5)
-        assert max(ended) - began < 100 * MS
-        assert client._link.sock.fileno() == -1
-
-    def test_closing_the_stream_in_another_thread(self, lost):
-        with Client(lost.path, reconnect_timeout=60) as client:
-            stream = client.epoch(0)
-            assert [next(stream) for _ in range(3)] == [0, 1, 2]
-            lost.stop()
-            closed = []
-            timer = threading.Timer(
-                100 * MS, lambda: (closed.append(time.monotonic()), stream.close())
-            )
-            timer.start()
-            with pytest.raises(TundishError, match="closed"):
-                next(stream)
-            assert time.monotonic() - closed[0] < 100 * MS
-            timer.join()
-
-    async def test_a_close_in_another_task(self, lost):
-        client = AsyncClient(lost.path, reconnect_timeout=60)
-        stream = client.epoch(0)
-        assert [await anext(stream) for _ in range(3)] == [0, 1, 2]
-        lost.stop()
-        task = asyncio.create_task(anext(stream))
-        await asyncio.sleep(50 * MS)
-        began = time.monotonic()
-        await client.aclose()
-        with pytest.raises(TundishError, match="closed"):
-            await task
-        assert time.monotonic() - began < 100 * MS
-        assert len(asyncio.all_tasks()) == 1
-
-    async def test_a_timeout_loses_nothing(self, lost):
-        async with AsyncClient(lost.path, reconnect_timeout=60) as client:
-            stream = client.epoch(0)
-            assert [await anext(stream) for _ in range(3)] == [0, 1, 2]
-            lost.stop()
-            for _ in range(3):
-                began = time.monotonic()
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(anext(stream), 20 * MS)
-                assert time.monotonic() - began < 120 * MS
-            with ScriptedServer([0, 1, 2, 3], path=lost.path):
-                assert [value async for value in stream] == [3]
-
-    async def test_a_client_that_is_dropped_stops_looking(self, lost):
-        client = AsyncClient(lost.path, reconnect_timeout=60)
-        stream = client.epoch(0)
-        assert [await anext(stream) for _ in range(3)] == [0, 1, 2]
-        lost.stop()
-        await until(lambda: len(asyncio.all_tasks()) == 2, "the search")
-        del client, stream
-        gc.collect()
-        await until(lambda: len(asyncio.all_tasks()) == 1, "the end of the search")
-
-    def test_a_silent_server_is_waited_for_without_blocking_close(self, lost, path):
-        client = Client(lost.path, reconnect_timeout=60)
-        stream = client.epoch(0)
-        assert [next(stream) for _ in range(3)] == [0, 1, 2]
-        lost.stop()
-        with ScriptedServer(path=path, welcome=False) as silent:
-            timer = threading.Timer(100 * MS, client.close)
-            timer.start()
-            began = time.monotonic()
-            with pytest.raises(TundishError, match="closed"):
-                next(stream)
-            assert time.monotonic() - began < 300 * MS
-            timer.join()
-            silent.wait_for(lambda: silent.connections == 0)
-
-    def test_a_forked_child_has_no_part_in_it(self, lost):
-        client = Client(lost.path, reconnect_timeout=60)
-        stream = client.epoch(0)
-        assert [next(stream) for _ in range(3)] == [0, 1, 2]
-        lost.stop()
-        with ScriptedServer([0, 1, 2, 3], path=lost.path) as server:
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    next(stream)
-                except TundishError as error:
-                    os._exit(0 if "fork" in str(error) else 2)
-                os._exit(1)
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-            assert list(stream) == [3]
-            assert len(server.kinds("HELLO")) == 1
-        client.close()
-
-
 def test_values_received_before_the_loss_are_handed_out_without_a_server(reader):
     with ScriptedServer([*range(6), Close(once=True)]) as server:
         client = reader(server, reconnect_timeout=60)
@@ -663,71 +330,6 @@ def test_values_received_before_the_loss_are_handed_out_without_a_server(reader)
         server.wait_for(lambda: bool(server.played))
         server.stop()
         assert client.outcomes(stream, 5) == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("turns", range(8))
-async def test_closing_at_any_moment_of_the_search(turns):
-    def files():
-        return len(os.listdir("/proc/self/fd"))
-
-    with ScriptedServer([0, 1, Close(), 2], shared_memory=True) as server:
-        counts = []
-        for more in range(5):
-            client = AsyncClient(server.path, reconnect_timeout=60)
-            stream = client.epoch(0)
-            assert [await anext(stream), await anext(stream)] == [0, 1]
-            waiting = asyncio.create_task(anext(stream))
-            for _ in range(4 * turns + more):
-                await asyncio.sleep(0)
-            async with asyncio.timeout(5000 * MS):
-                await client.aclose()
-            with pytest.raises(TundishError, match="closed"):
-                await waiting
-            assert len(asyncio.all_tasks()) == 1
-            await until(lambda: server.connections == 0, "the server to see it")
-            counts.append(files())
-        await until(lambda: files() <= counts[0], "files to be closed")
-
-
-EXITS = {
-    "sync": """
-        import threading
-        threading.Thread(target=lambda: list(Client(path, **patient).epoch(0)), daemon=True).start()
-        wait()
-    """,
-    "asyncio": "run = asyncio.run",
-    "uvloop": "import uvloop; run = uvloop.run",
-}
-LOOP = """
-async def main():
-    stream = AsyncClient(path, **patient).epoch(0)
-    try:
-        async with asyncio.timeout(0.3):
-            async for _ in stream:
-                pass
-    except TimeoutError:
-        return stream
-held = run(main())
-"""
-
-
-@pytest.mark.parametrize("name", EXITS)
-def test_an_exit_in_the_pause_is_quick_and_without_a_trace(name, tmp_path):
-    script = tmp_path / "exits.py"
-    script.write_text(
-        "import asyncio, sys, time\nfrom tundish_client import AsyncClient, Client\n"
-        "path, patient = sys.argv[1], {'reconnect_timeout': 60}\n"
-        "def wait(): time.sleep(0.3)\n"
-        + textwrap.dedent(EXITS[name])
-        + ("" if name == "sync" else LOOP)
-    )
-    with ScriptedServer([0, 1, Goaway("upgrade", 30.0), 2], shared_memory=True) as server:
-        run = subprocess.run(
-            [sys.executable, script, server.path], capture_output=True, text=True, timeout=15
-        )
-    assert (run.returncode, run.stdout) == (0, "")
-    assert run.stderr.startswith("lost the server")
-    assert len(run.stderr.splitlines()) == 1, run.stderr
 
 
 def test_silence_is_no_loss(reader):
