@@ -106,11 +106,12 @@ class Stream(BaseStream):
     Only one thread at a time may read a stream; different streams of one client may be read in
     different threads. A failing batch raises its error, the next call goes on after it.
 
-    In a split epoch a batch is acknowledged by the next `next()`, by `break` or `return` out of a
-    `for` over the stream itself, by leaving `with` without an exception, or by `close()`. Dropped
-    in any other way, by an exception above all, the stream gives the batch to the others; so it may
-    when you leave a generator or a progress bar around it, which Python ends by an exception: use
-    `with` there.
+    In a split epoch a batch is acknowledged by the next `next()`, by leaving `with` without an
+    exception, by `close()`, or by `break` or `return` out of a `for` over a stream that has no
+    name, as in `for batch in client.epoch(0, split="g")`. One that has a name is still there after
+    its loop, and the batch in your hands still unacknowledged. Dropped in any other way, by an
+    exception above all, a stream gives the batch to the others; so it may when you leave a
+    generator or a progress bar around it, which Python ends by an exception: use `with` there.
     """
 
     def __init__(self, client: Client, state: StreamState) -> None:
