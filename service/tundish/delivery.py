@@ -276,8 +276,9 @@ class Delivery:
             "redelivered": self.redelivered,
             "bytes": stream.sent_bytes,
             "rate": stream.sent / max(1e-9, now - self._began),
-            "queued": ready,
-            "lag": max(0, stream.start + stream.sent - (stream.acked + 1)),
+            "lag": production.held_by(self)
+            if isinstance(production, Split)
+            else max(0, stream.start + stream.sent - (stream.acked + 1)),
             "behind": ready,
             "detached": self.detached,
             "waited_for": self.held_up,

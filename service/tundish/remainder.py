@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from tundish._core import End
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     Cell = _core.Batch | _core.Failure
 
 __all__ = ["Remainder"]
+
+_SUMMED = ("claimed", "produced", "delivered", "errors", "skipped")
 
 
 class Remainder:
@@ -41,7 +44,7 @@ class Remainder:
         self._token = token
         self._end: End | None = None  # of the first run, once that is over
         self._over = False
-        self._past = 0
+        self._past: Counter[str] = Counter()
         self.start = self._behind()
         self.run = self._open(self.start)
 
@@ -53,12 +56,16 @@ class Remainder:
         return self._ask.open(self._hub, start, self._token, background=False)
 
     @property
-    def produced(self) -> int:
-        """Batches that were made, in all its runs."""
-        return self._past + int(self.run.stats()["produced"])
+    def counters(self) -> dict[str, Any]:
+        """Those of a run, over all its runs."""
+        now = self.run.stats()
+        counters = now | {name: self._past[name] + now[name] for name in _SUMMED}
+        if self._ask.batches is not None:
+            counters["total"] = self._ask.batches - self.start
+        return counters
 
     def _replace(self, start: int) -> None:
-        self._past = self.produced
+        self._past.update({name: self.run.stats()[name] for name in _SUMMED})
         self.run.cancel()
         self.run = self._open(start)
 

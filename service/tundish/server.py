@@ -227,6 +227,7 @@ class Server:
 
     def counters(self) -> dict[str, Any]:
         """What of `stats` takes no look at the datasets."""
+        runs = self.hub.stats()  # first: a look at who is waited for counts until now
         streams = [
             {**delivery.stats(), "connection": session.number, "client": dict(session.client)}
             for session in self._sessions
@@ -236,7 +237,7 @@ class Server:
             "server": {"pid": os.getpid(), "instance": self.instance, "socket": str(self.socket)},
             "connections": len(self._sessions),
             "streams": streams,
-            "runs": self.hub.stats(),
+            "runs": runs,
             "feeds": [self._feed_counters(name, streams) for name in self.feeds],
             **self._memory(),
         }

@@ -85,7 +85,7 @@ class Split:
     @property
     def produced(self) -> int:
         """Batches that were made."""
-        return self._remainder.produced
+        return int(self._remainder.counters["produced"])
 
     @property
     def start(self) -> int:
@@ -236,6 +236,10 @@ class Split:
         self._poked = False
         self._ready()
 
+    def held_by(self, member: Delivery) -> int:
+        """Cells that a member was sent and has not acknowledged."""
+        return sum(lease.member is member for lease in self._leases.values())
+
     def stats(self) -> dict[str, Any]:
         """The run's counters, for STATS."""
         seconds = max(1e-9, time.monotonic() - self.began)
@@ -244,7 +248,7 @@ class Split:
             "run": self.number,
             "start": self.start,
             "position": len(self.acked),
-            **self.run.stats(),
+            **self._remainder.counters,
             "streams": len(self.members),
             "held": len(self._leases) + len(self._again),
             "bytes": sum(

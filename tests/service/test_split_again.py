@@ -113,3 +113,24 @@ async def test_batches_beyond_the_end_are_those_of_another_epoch(path):
         with pytest.raises(ConfigError, match="acked reaches batch 65, .* has 60 batches"):
             await rest(client.resume(state))
         assert await rest(other) == list(range(N))
+
+
+async def test_counters_are_those_of_all_that_is_left(path):
+    """Gaps are made by runs of their own; together they are one run."""
+    acked = [[0, 9], [20, 29], [40, 49]]
+    async with serve(loader(), socket=path) as server, AsyncClient(path) as client:
+        stream = await opened(client)
+        state = stream.state_dict() | {"acked": acked}
+        await stream.aclose()
+        back = client.resume(state, prefetch=3)
+        assert await take(back, 3) == [50, 51, 52]
+        (one,) = server.stats()["streams"]
+        assert one["lag"] >= 3
+        assert await take(back, 20) == [*range(53, 60), *range(10, 20), *range(30, 33)]
+        (run,) = server.stats()["runs"]
+        assert (run["start"], run["total"], run["errors"]) == (50, 10, 0)
+        assert 23 <= run["delivered"] <= run["produced"] <= run["claimed"]
+        assert 50 <= run["position"] <= 52
+        assert await rest(back) == list(range(33, 40))
+        totals = server.stats()["feeds"][0]["totals"]
+        assert totals["produced"] >= run["produced"]
