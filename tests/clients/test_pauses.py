@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,8 +14,9 @@ import time
 import pytest
 
 from helpers.clients import END
-from helpers.timing import MS, until, wait_for
+from helpers.timing import MS, until
 from tundish_client import AsyncClient, Client, TundishError
+from tundish_client._protocol.frames import encode_message
 from tundish_client.testing import Batch, Close, Goaway, ScriptedServer, Silence
 
 
@@ -72,29 +74,43 @@ class TestCtrlC:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_the_length_of_a_stream_that_was_closed_before_it_began(kind, path):
-    """START may come or not: nobody waits for it."""
-    with ScriptedServer([0, 1], path=path) as server:
-        if kind == "sync":
-            with Client(path) as client:
-                stream = client.epoch(0)
-                stream.close()
-                with pytest.raises(TundishError, match="closed"):
-                    len(stream)
-            return
+def test_a_stream_that_was_closed_before_it_began_is_not_waited_for(kind, path):
+    """Its START never comes, from this server or any other."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+
+    def serve():
+        conn, _ = listener.accept()
+        with conn:
+            conn.sendall(encode_message("WELCOME", {"version": 1, "shared_memory": False}))
+            while conn.recv(1 << 16):
+                pass
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    if kind == "sync":
+        with Client(path) as client:
+            stream = client.epoch(0)
+            stream.close()
+            with pytest.raises(TundishError, match="closed"):
+                len(stream)
+    else:
 
         async def main():
             async with AsyncClient(path) as client:
                 for asked in (True, False):
                     stream = client.epoch(0)
                     if asked:
-                        await client._started(stream._state)
+                        with pytest.raises(TimeoutError):
+                            await asyncio.wait_for(anext(stream), 20 * MS)
                     await stream.aclose()
                     with pytest.raises(TundishError, match="closed"):
                         await stream.__aenter__()
-            wait_for(lambda: server.connections == 0, "the end")
 
         asyncio.run(main())
+    thread.join()
+    listener.close()
 
 
 class TestThePause:
