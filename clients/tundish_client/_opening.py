@@ -95,7 +95,10 @@ class Recovery:
         """There is a connection again."""
         if self._patience is not None:
             seconds = time.monotonic() - self._patience.began
-            _log.warning("found the server at %r again after %.1f s", self._path, seconds)
+            # Not since it went away: that may have been noticed late.
+            _log.warning(
+                "found the server at %r again after %.2f s of looking for it", self._path, seconds
+            )
 
     def failed(self) -> None:
         """The time has run out; the next loss is the first again."""

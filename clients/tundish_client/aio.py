@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +15,7 @@ from ._base import BaseClient, choose_feed
 from ._looping import LoopLink, open_link
 from ._protocol.reading import StreamState
 from .config import ClientOptions, EpochOptions
-from .errors import TundishError
+from .errors import ConnectionLost, TundishError
 from .resuming import resume_any
 from .streams import AsyncStream
 
@@ -53,6 +54,7 @@ class AsyncClient(BaseClient):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening: asyncio.Lock | None = None
         self._link: LoopLink | None = None
+        self._unasked: deque[StreamState] = deque()  # streams that the server hasn't heard of
 
     # What users call
 
@@ -73,14 +75,17 @@ class AsyncClient(BaseClient):
         prefetch: int = 2,
         copy: bool = False,
     ) -> AsyncStream:
-        """Like `Client.epoch`; the server is asked when the stream is first used."""
+        """Like `Client.epoch`; needs no `await`.
+
+        The server is asked at once, in the thread of the client's loop and when that is connected;
+        else as soon as it is, and before anything else that the client is used for.
+        """
         options = EpochOptions(
             epoch=epoch, feed=feed, start=start, rank=rank, world_size=world_size,
             uneven=uneven, batch_size=batch_size, group=group, group_size=group_size,
             split=split, on_lag=on_lag, prefetch=prefetch, copy=copy,
         )  # fmt: skip
-        self._life.check()
-        return AsyncStream(self, StreamState(options))
+        return self._stream(options)
 
     def resume(
         self,
@@ -96,13 +101,27 @@ class AsyncClient(BaseClient):
         prefetch: int = 2,
         copy: bool = False,
     ) -> AsyncStream:
-        """Like `Client.resume`; the server is asked when the stream is first used."""
+        """Like `Client.resume`; the server is asked when it is for `epoch`."""
         options = resume_any(
             state, feed=feed, rank=rank, world_size=world_size, uneven=uneven,
             group=group, group_size=group_size, on_lag=on_lag, prefetch=prefetch, copy=copy,
         )  # fmt: skip
+        return self._stream(options)
+
+    def _stream(self, options: EpochOptions) -> AsyncStream:
         self._life.check()
-        return AsyncStream(self, StreamState(options))
+        state = StreamState(options)
+        stream = AsyncStream(self, state)
+        self._unasked.append(state)
+        link = self._link
+        if link is None:
+            pass  # it is asked for once there is a connection
+        elif asyncio._get_running_loop() is link.loop:
+            self._ask(link, state)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                link.loop.call_soon_threadsafe(self._ask, link)
+        return stream
 
     async def feeds(self) -> list[dict[str, Any]]:
         """Returns what the server offers: one dict per feed (feed, samples, batches, seed...)."""
@@ -164,7 +183,7 @@ class AsyncClient(BaseClient):
     # What streams call
 
     async def _take(self, state: StreamState) -> Any:
-        link = await self._started(state)
+        link = await self._connected()
         if state.split is not None:
             # A batch at hand may be another stream's by now, or the server gone.
             await link.look()
@@ -174,17 +193,10 @@ class AsyncClient(BaseClient):
         return cell
 
     async def _start(self, state: StreamState) -> None:
-        link = await self._started(state)
+        link = await self._connected()
         while not state.is_started():
             await link.change(state)
             self._life.check()
-
-    async def _started(self, state: StreamState) -> LoopLink:
-        """Returns the link, with the stream asked for."""
-        link = await self._connected()
-        if not state.number and not state.closed:
-            self._look(link, link.core.open_stream, state)
-        return link
 
     @staticmethod
     def _look(link: LoopLink, question: Any, what: StreamState) -> Any:
@@ -200,6 +212,7 @@ class AsyncClient(BaseClient):
         link = self._link
         if link is None:
             state.close()
+            self._never_ask(state)
             return
         self._check_loop()
         try:
@@ -210,6 +223,9 @@ class AsyncClient(BaseClient):
 
     def _forget(self, state: StreamState) -> None:
         """Cancels a stream that was garbage collected, on whatever thread."""
+        if not state.number:
+            state.closed = True  # before looking for the link, which looks at this once it is there
+            self._never_ask(state)
         link = self._link
         if link is None or self._life.over:
             return
@@ -222,6 +238,33 @@ class AsyncClient(BaseClient):
             link.loop.call_soon_threadsafe(cancel, state)
 
     # Connecting and asking
+
+    def _ask(self, link: LoopLink, mine: StreamState | None = None) -> None:
+        """Asks for the streams that nobody was asked for yet. In the loop's thread.
+
+        Raises:
+            ConnectionLost: The server is gone for good, and `mine` is one of them; the others say
+                so themselves.
+        """
+        if not self._unasked:
+            return
+        try:
+            while self._unasked:
+                state = self._unasked.popleft()
+                if state.closed:
+                    continue
+                try:
+                    link.core.open_stream(state)
+                except ConnectionLost:
+                    if state is mine:
+                        raise
+        finally:
+            link.flush()
+            link.recover()
+
+    def _never_ask(self, state: StreamState) -> None:
+        with contextlib.suppress(ValueError, IndexError):  # another thread is asking just now
+            self._unasked.remove(state)
 
     async def _request(self, kind: str) -> dict[str, Any]:
         link = await self._connected()
@@ -247,16 +290,16 @@ class AsyncClient(BaseClient):
         """Returns the link; connects if that has not been done."""
         self._life.check()
         self._check_loop()
-        if self._link is not None:
-            return self._link
-        if self._opening is None:
-            self._opening = asyncio.Lock()
-        async with self._opening:
-            if self._link is None:
-                self._link = await open_link(self._options)
-        if self._life.closed:
-            self._link.shut()
-        self._life.check()
+        if self._link is None:
+            if self._opening is None:
+                self._opening = asyncio.Lock()
+            async with self._opening:
+                if self._link is None:
+                    self._link = await open_link(self._options)
+            if self._life.closed:
+                self._link.shut()
+            self._life.check()
+        self._ask(self._link)
         return self._link
 
     def _abandon(self) -> None:

@@ -44,7 +44,8 @@ class ConnectionLost(TundishError, ConnectionError):
 
     Attributes:
         position: Where to resume: an object with `.epoch` and `.batch` (the batch that would
-            have come next), or None when no stream was open, or one out of order.
+            have come next); None where it is not the error of a stream, or of one without
+            positions: split, or out of order.
     """
 
     def __init__(self, message: str = "connection lost", position: object = None) -> None:

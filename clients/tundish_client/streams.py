@@ -210,8 +210,9 @@ class _Splitting:
 class AsyncStream(BaseStream):
     """An epoch of an `AsyncClient`: iterate over it once, with `async for`.
 
-    The server is asked at the first `anext` or at `async with`. Cancelling an `anext` (a timeout,
-    for example) loses nothing: the next call returns the batch it would have returned.
+    Cancelling an `anext` (a timeout, for example) loses nothing: the next call returns the batch it
+    would have returned. What acknowledges a batch of a split epoch is written at `Stream`; for
+    `async for` all of it holds, too.
     """
 
     def __init__(self, client: AsyncClient, state: StreamState) -> None:
@@ -285,7 +286,7 @@ class AsyncStream(BaseStream):
     def __del__(self) -> None:
         try:
             state = self._state
-            if state.number and not (state.over or state.closed):
+            if not (state.over or state.closed):
                 state.clean = state.split is not None and left_by_break()
                 self._client._forget(state)
         except KeyboardInterrupt:

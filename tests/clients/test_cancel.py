@@ -100,7 +100,7 @@ async def test_leaving_async():
             await client.ping()
             await asyncio.sleep(10 * MS)
             idle(server)
-            assert len(server.kinds("CANCEL")) == 40
+            assert len(server.kinds("CANCEL")) == 50
             assert [b async for b in client.epoch(0)] == MANY
 
 

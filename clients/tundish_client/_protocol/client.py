@@ -125,6 +125,7 @@ class ClientConnection(Keeping):
         """Takes note that the server closed its side."""
         self.gone = self.gone or (self.opened and self.failed is None)
         super().eof_received()
+        self.silently = self.silently or (self.gone and self.failed is None and not self.goaway)
         self.lose(self.failed or ConnectionLost(self._why_closed()))
 
     def _why_closed(self) -> str:
@@ -132,7 +133,7 @@ class ClientConnection(Keeping):
             return "the peer closed the connection without a WELCOME"
         if self.goaway is not None:
             return f"the server left: {self.goaway}"
-        return "the server closed the connection without an END"
+        return "the server is gone (killed, or ended)"
 
     def _handle(self, message: Message) -> None:
         if not self.opened:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ..errors import ConnectionLost
 from .connection import Connection, Limits
+from .info import Position
 from .reading import StreamState
 from .replies import Reply
 
@@ -25,6 +26,7 @@ class Keeping(Connection):
         changed: Streams and replies to look at again; the driver clears it.
         recovers: Whether another connection follows when the server goes away.
         gone: It went away.
+        silently: It did so without a word.
         progressed: It has sent a batch, an end or an answer.
     """
 
@@ -35,7 +37,7 @@ class Keeping(Connection):
         self.changed: list[StreamState | Reply] = []
         self.recovers = recovers
         self._left: list[StreamState] = []  # whose acknowledgements no server has been told
-        self.gone = self.progressed = False
+        self.gone = self.silently = self.progressed = False
         self._last = 0
         self._replies: weakref.WeakValueDictionary[int, Reply] = weakref.WeakValueDictionary()
 
@@ -47,8 +49,16 @@ class Keeping(Connection):
     # Asking
 
     def open_stream(self, stream: StreamState) -> None:
-        """Asks for the epoch of a stream and gives it its number."""
-        self.check_alive()
+        """Asks for the epoch of a stream and gives it its number.
+
+        Raises:
+            ConnectionLost: The connection has failed, and no other will follow.
+        """
+        if self.failed is not None and not self.recovering:
+            stream.fail(self._lost(of_stream=True))
+            asked = stream.options
+            place = Position(asked.epoch, asked.start) if asked.split is None else None
+            raise self._lost(position=place)
         self._last += 1
         stream.number = self._last
         self.streams[stream.number] = stream
@@ -65,8 +75,13 @@ class Keeping(Connection):
             self.changed.append(stream)
 
     def request(self, kind: str) -> Reply:
-        """Sends FEEDS, STATS or PING; the reply is forgotten when nobody keeps it."""
-        self.check_alive()
+        """Sends FEEDS, STATS or PING; the reply is forgotten when nobody keeps it.
+
+        Raises:
+            ConnectionLost: The connection has failed, and no other will follow.
+        """
+        if self.failed is not None and not self.recovering:
+            raise self._lost()
         self._last += 1
         reply = self._replies[self._last] = Reply(kind)
         if self.failed is None:
@@ -75,11 +90,6 @@ class Keeping(Connection):
 
     def _inquire(self, number: int, reply: Reply) -> None:
         self.send(reply.kind, {"token" if reply.kind == "PING" else "request": number})
-
-    def check_alive(self) -> None:
-        """Raises ConnectionLost if the connection has failed and no other will follow."""
-        if self.failed is not None and not self.recovering:
-            raise lost(self.failed)
 
     def cancel(self, stream: StreamState) -> None:
         """Ends a stream from this side; what it still holds is dropped."""
@@ -121,33 +131,65 @@ class Keeping(Connection):
         """Fails the connection and everything that waits for it; the first reason stays."""
         self.failed = self.failed or error
         if self.recovering:
-            self._suspend(self.failed)
+            self._suspend()
         else:
-            self._fail(lost(self.failed))
+            self._fail()
 
-    def _suspend(self, reason: Exception) -> None:
+    def _suspend(self) -> None:
         """Keeps what can go on with another connection, and fails the rest."""
         for stream in list(self.streams.values()):
             if not stream.suspend():
-                stream.fail(lost(reason))
+                stream.fail(self._lost(of_stream=True), lasting=True)
                 del self.streams[stream.number]
             self.changed.append(stream)
 
-    def _fail(self, error: ConnectionLost) -> None:
+    def _fail(self, then: Exception | None = None) -> None:
         for stream in self.streams.values():
-            stream.fail(error)
+            stream.fail(self._lost(then, of_stream=True), lasting=self.recovering)
             self.changed.append(stream)
         self.streams.clear()
         for reply in list(self._replies.values()):
-            reply.settle({}, error)
+            reply.settle({}, self._lost(then))
             self.changed.append(reply)
         self._replies.clear()
 
     def give_up(self, error: Exception) -> None:
         """Fails everything that waits for another connection: none could be opened."""
-        reason = ConnectionLost(f"{self.failed}; {error}")
-        reason.__cause__ = error
-        self._fail(reason)
+        self._fail(error)
+
+    def _lost(
+        self,
+        then: Exception | None = None,
+        *,
+        of_stream: bool = False,
+        position: Position | None = None,
+    ) -> ConnectionLost:
+        """Returns a fresh error for what the connection has failed.
+
+        Args:
+            then: Why there is no other connection.
+            of_stream: It is one of a stream, which says itself how to go on.
+            position: Where to go on.
+        """
+        cause = self.failed
+        text = str(cause) or repr(cause)
+        if of_stream and self.silently:
+            text += " without an END"
+        if then is not None:
+            text += f"; {then}"
+        if not of_stream:
+            text += f"; {self._way_on()}"
+        fresh = ConnectionLost(text, position)
+        own = cause.__cause__ if isinstance(cause, ConnectionLost) else cause
+        fresh.__cause__ = own if then is None else then
+        return fresh
+
+    def _way_on(self) -> str:
+        if self.recovering:
+            return "ask this client again, it looks for the server anew"
+        if self.gone and not self.recovers:
+            return "open another client, or give it a reconnect_timeout to look for the server with"
+        return "open another client"
 
     def adopt(self, old: Keeping) -> None:
         """Goes on with what was open on a connection that was lost; this one is open."""
@@ -165,10 +207,3 @@ class Keeping(Connection):
             self._take_leave(stream)
         old._left.clear()
         self.changed += self.streams.values()
-
-
-def lost(error: Exception) -> ConnectionLost:
-    """Returns a fresh ConnectionLost for a failed connection."""
-    fresh = ConnectionLost(str(error) or repr(error))
-    fresh.__cause__ = error.__cause__ if isinstance(error, ConnectionLost) else error
-    return fresh

@@ -251,10 +251,15 @@ class StreamState(Standing):
         self.ended = True
         self.seen.clear()
 
-    def fail(self, error: Exception) -> None:
-        """Ends the stream with an error, after the cells that came before it."""
+    def fail(self, error: Exception, *, lasting: bool = False) -> None:
+        """Ends the stream with an error, after the cells that came before it.
+
+        Args:
+            error: The error.
+            lasting: The client looks for the server again when it is asked for something else.
+        """
         if not self.over:
-            self.failure = error
+            self.failure, self.lasting = error, lasting
 
     def consumed(self) -> int | None:
         """The batch of a split epoch that a clean end acknowledges."""

@@ -37,6 +37,7 @@ class Standing:
         cells: What has come and was not consumed yet.
         handed: The cell in the user's hands.
         failure: Why the stream is over, if it failed.
+        lasting: Whether its client is still of use then.
     """
 
     def __init__(self, options: EpochOptions) -> None:
@@ -57,6 +58,7 @@ class Standing:
         self.cells: deque[Cell] = deque()
         self.handed: Cell | None = None
         self.failure: Exception | None = None
+        self.lasting = False
 
     @property
     def split(self) -> str | None:
@@ -148,9 +150,10 @@ class Standing:
         return failure.with_traceback(None)
 
     def _lost(self, failure: ConnectionLost) -> str:
+        where = "on this client when the server is back," if self.lasting else "on a new client"
         if self.split is not None:
             return (
-                f"{failure}; join split={self.split!r:.100} again on a new client with "
+                f"{failure}; join split={self.split!r:.100} again {where} with "
                 "resume(stream.state_dict()), which says what this stream has acknowledged"
             )
         if self.in_order is False:
@@ -162,7 +165,7 @@ class Standing:
             f"{name}={value!r}, " for name, value in given if value is not None and value != "pad"
         )
         return (
-            f"{failure}; resume on a new client with epoch({asked.epoch}, {more}"
+            f"{failure}; resume {where} with epoch({asked.epoch}, {more}"
             f"start={self.next_batch}), or with resume(stream.state_dict()), which also compares "
             "seed and plan"
         )
