@@ -17,6 +17,8 @@ from .shm import Segments
 
 __all__ = ["LoopLink", "open_link"]
 
+_TURNS = 2  # of the loop: one polls the files, the next sees what came
+_LAST_TURNS = 4  # more, where a read failed
 _SEND = sockets.MSG_DONTWAIT | sockets.MSG_NOSIGNAL
 
 
@@ -113,8 +115,11 @@ class LoopLink(asyncio.BufferedProtocol):
         heard = -1
         while heard != self._heard:
             heard = self._heard
-            for _ in range(2):  # a turn polls the files, the next sees what came
+            for _ in range(_TURNS):
                 await asyncio.sleep(0)
+            for _ in range(_LAST_TURNS):
+                if self._is_closing():
+                    await asyncio.sleep(0)
 
     async def change(self, what: StreamState | Reply) -> None:
         """Waits until something has happened to a stream or reply. Cancelling it is harmless."""
@@ -132,10 +137,23 @@ class LoopLink(asyncio.BufferedProtocol):
         self.core.cancel(state)
         self.flush()
 
+    def _is_closing(self) -> bool:
+        """Whether the loop knows that the connection is lost, and has not said so yet."""
+        return self._transport is not None and self._transport.is_closing()
+
     def leave(self, state: StreamState) -> None:
         """Cancels a stream in a moment: where the server is gone, another one has to be told."""
         self._leaving.append(state)
-        self.loop.call_soon(self.loop.call_soon, self._leave)  # as in `look`
+        self._leave_after(_TURNS, self._heard)
+
+    def _leave_after(self, turns: int, heard: int) -> None:
+        """As `look`, but without a task: streams are dropped anywhere."""
+        if turns <= 0 and heard != self._heard:
+            turns, heard = _TURNS, self._heard
+        if turns > 0 or (turns > -_LAST_TURNS and self._is_closing()):
+            self.loop.call_soon(self._leave_after, turns - 1, heard)
+        else:
+            self._leave()
 
     def _leave(self) -> None:
         while self._leaving:

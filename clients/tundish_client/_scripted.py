@@ -346,9 +346,9 @@ class ScriptedConnection:
                 sent = self._send_some(data) if data else 0
             except BlockingIOError:
                 break
-            except OSError:
-                self.shut()
-                return
+            except OSError:  # it is gone; what it had sent is still there to be read
+                self._out.clear()
+                break
             if self._cut is not None:
                 self._cut -= sent
                 if self._cut <= 0:
