@@ -12,7 +12,7 @@ import weakref
 from typing import NoReturn
 
 from ._protocol.client import ClientConnection
-from .config import ClientOptions
+from .config import DEFAULT_NAME, ClientOptions
 from .errors import ConnectError, ConnectTimeout
 from .shm import Segments
 
@@ -195,7 +195,9 @@ class Opening:
             return None
         self._heard = 0
         self.core = ClientConnection(
-            shared_memory=bool(self._options.shared_memory), recovers=self._options.patience > 0
+            shared_memory=bool(self._options.shared_memory),
+            recovers=self._options.patience > 0,
+            name=self._options.name or DEFAULT_NAME,
         )
         with contextlib.suppress(OSError):  # gone already: what it said is there to be read
             sock.send(b"".join(self.core.data_to_send()), socket.MSG_NOSIGNAL)

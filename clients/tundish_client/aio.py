@@ -42,6 +42,7 @@ class AsyncClient(BaseClient):
         connect_timeout: float | None = None,
         reconnect_timeout: float | None = None,
         shared_memory: bool | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(
             ClientOptions(
@@ -49,6 +50,7 @@ class AsyncClient(BaseClient):
                 connect_timeout=connect_timeout,
                 reconnect_timeout=reconnect_timeout,
                 shared_memory=shared_memory,
+                name=name,
             )
         )
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -61,9 +63,9 @@ class AsyncClient(BaseClient):
     def epoch(
         self,
         epoch: int,
+        start: int = 0,
         *,
         feed: str | None = None,
-        start: int = 0,
         rank: int | None = None,
         world_size: int = 1,
         uneven: str = "pad",
@@ -81,7 +83,7 @@ class AsyncClient(BaseClient):
         else as soon as it is, and before anything else that the client is used for.
         """
         options = EpochOptions(
-            epoch=epoch, feed=feed, start=start, rank=rank, world_size=world_size,
+            epoch=epoch, start=start, feed=feed, rank=rank, world_size=world_size,
             uneven=uneven, batch_size=batch_size, group=group, group_size=group_size,
             split=split, on_lag=on_lag, prefetch=prefetch, copy=copy,
         )  # fmt: skip

@@ -27,6 +27,9 @@ MAX_SOCKET_PATH: Final = 107
 
 DEFAULT_CONNECT_TIMEOUT: Final = 10.0
 DEFAULT_RECONNECT_TIMEOUT: Final = 0.0
+DEFAULT_NAME: Final = "tundish-client"
+MAX_NAME: Final = 200
+"""Characters that the name of a client may have."""
 RECEIVE_BYTES: Final = 256 * 2**20
 """Bytes of batches a stream takes in ahead of the consumer; one batch may exceed it."""
 
@@ -162,12 +165,15 @@ class ClientOptions:
             0 for not at all. `TUNDISH_RECONNECT_TIMEOUT`, 0.
         shared_memory: Take batches in shared memory where the server offers it.
             `TUNDISH_SHARED_MEMORY`, yes.
+        name: What the server calls the client in its log and counters. `TUNDISH_CLIENT_NAME`,
+            "tundish-client".
     """
 
     socket: str | os.PathLike[str] | None = None
     connect_timeout: float | None = None
     reconnect_timeout: float | None = None
     shared_memory: bool | None = None
+    name: str | None = None
     path: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -183,6 +189,21 @@ class ClientOptions:
         object.__setattr__(self, "connect_timeout", _check_seconds("connect_timeout", timeout))
         object.__setattr__(self, "reconnect_timeout", _check_seconds("reconnect_timeout", again))
         object.__setattr__(self, "shared_memory", _check_bool("shared_memory", shared))
+        object.__setattr__(self, "name", self._checked_name())
+
+    def _checked_name(self) -> str:
+        option, name = "name", self.name
+        if name is None:
+            option, name = "TUNDISH_CLIENT_NAME", os.environ.get("TUNDISH_CLIENT_NAME")
+        if option != "name" and not name:
+            return DEFAULT_NAME
+        if not isinstance(name, str) or not name or not _is_text(name):
+            raise ConfigError(f"{option} must be text, got {name!r:.100}")
+        if len(name) > MAX_NAME:
+            raise ConfigError(
+                f"{option} must have at most {MAX_NAME} characters, got {len(name)}: {name!r:.100}"
+            )
+        return name
 
     @property
     def timeout(self) -> float:

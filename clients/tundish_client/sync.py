@@ -34,6 +34,8 @@ class Client(BaseClient):
             own position when it, or another one with the same feed, is there again. By default 0:
             they raise ConnectionLost at once (`$TUNDISH_RECONNECT_TIMEOUT`).
         shared_memory: Take batches in shared memory; yes by default (`$TUNDISH_SHARED_MEMORY`).
+        name: What the server calls this client in its log, counters and errors, up to 200
+            characters; "tundish-client" by default (`$TUNDISH_CLIENT_NAME`).
 
     Raises:
         ConfigError: An argument is wrong; the message names it.
@@ -53,6 +55,7 @@ class Client(BaseClient):
         connect_timeout: float | None = None,
         reconnect_timeout: float | None = None,
         shared_memory: bool | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(
             ClientOptions(
@@ -60,6 +63,7 @@ class Client(BaseClient):
                 connect_timeout=connect_timeout,
                 reconnect_timeout=reconnect_timeout,
                 shared_memory=shared_memory,
+                name=name,
             )
         )
         self._closers: list[Callable[[], None]] = []
@@ -70,9 +74,9 @@ class Client(BaseClient):
     def epoch(
         self,
         epoch: int,
+        start: int = 0,
         *,
         feed: str | None = None,
-        start: int = 0,
         rank: int | None = None,
         world_size: int = 1,
         uneven: str = "pad",
@@ -88,8 +92,8 @@ class Client(BaseClient):
 
         Args:
             epoch: Which epoch, from 0; the order depends on it and on the feed's seed only.
+            start: The first batch wanted; `epoch(*stream.position)` goes on at a position.
             feed: Name of the feed; may be left out when the server has one.
-            start: The first batch wanted.
             rank: This consumer's shard, below `world_size`; must be given with one above 1.
             world_size: Number of shards.
             uneven: "pad", "drop" or "keep": what to do if the shards are not of one size.
@@ -110,7 +114,7 @@ class Client(BaseClient):
             ConnectionLost: The server is gone.
         """
         options = EpochOptions(
-            epoch=epoch, feed=feed, start=start, rank=rank, world_size=world_size,
+            epoch=epoch, start=start, feed=feed, rank=rank, world_size=world_size,
             uneven=uneven, batch_size=batch_size, group=group, group_size=group_size,
             split=split, on_lag=on_lag, prefetch=prefetch, copy=copy,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from ..config import DEFAULT_NAME
 from ..errors import ConnectError, ConnectionLost, ProtocolError, TundishError
 from .acks import ack_message
 from .cells import Cell, read_count, read_indices
@@ -65,6 +66,7 @@ class ClientConnection(Keeping):
         shared_memory: bool = True,
         limits: Limits = CLIENT_LIMITS,
         recovers: bool = False,
+        name: str = DEFAULT_NAME,
     ) -> None:
         super().__init__(limits, recovers=recovers)
         self._decoder = QuickDecoder(limits.head, limits.body)
@@ -92,7 +94,7 @@ class ClientConnection(Keeping):
             {
                 "version": list(VERSIONS),
                 "features": [],
-                "client": {"name": "tundish-client", "pid": os.getpid()},
+                "client": {"name": name, "pid": os.getpid()},
                 "shared_memory": shared_memory,
                 "limits": limits.as_header(),
             },

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tundish_client.errors import ConnectError, ProtocolError
+from tundish_client.config import MAX_NAME
+from tundish_client.errors import ConfigError, ConnectError, ProtocolError
 
 from .acks import Ack, AckDecoder
 from .asking import (
@@ -29,7 +30,7 @@ from .batch_frames import PLACE, inline_head, lent_head
 from .connection import SERVER_LIMITS, VERSIONS, Connection, Limits
 from .frames import MAX_BIN, Message
 from .values import encode_samples
-from .wire_errors import encode_exception
+from .wire_errors import encode_exception, encode_refusal
 
 __all__ = [
     "MAX_STREAMS",
@@ -120,7 +121,7 @@ class ServerConnection(Connection):
         client = client if type(client) is dict else {}
         name, pid = client.get("name"), client.get("pid")
         return HelloReceived(
-            name[:64] if type(name) is str else "?",
+            name[:MAX_NAME] if type(name) is str else "?",
             pid if type(pid) is int else 0,
             header.get("shared_memory") is True,
         )
@@ -137,12 +138,19 @@ class ServerConnection(Connection):
             raise ProtocolError(f"token must be an integer or a str, got {token!r:.80}")
         self.send("PONG", {"token": token})
 
-    def _epoch(self, header: dict[str, Any]) -> Event:
+    def _epoch(self, header: dict[str, Any]) -> Event | None:
         stream = ServerStream(header, self._shared_memory)
         if stream.number in self.streams:
             raise ProtocolError(f"stream {stream.number} is open already")
         if len(self.streams) >= MAX_STREAMS:
-            raise ProtocolError(f"more than {MAX_STREAMS} streams on one connection")
+            self.stream_error(
+                stream,
+                ConfigError(
+                    f"this client has {MAX_STREAMS} streams open, the most there may be on one "
+                    "connection: close some, read them to their end, or open another client"
+                ),
+            )
+            return None
         self.streams[stream.number] = stream
         return EpochAsked(stream)
 
@@ -313,7 +321,7 @@ class ServerConnection(Connection):
     def stream_error(self, stream: ServerStream, error: BaseException) -> None:
         """Ends a stream with an error."""
         self.streams.pop(stream.number, None)
-        self.send("ERROR", {**encode_exception(error), "stream": stream.number})
+        self.send("ERROR", {**encode_refusal(error), "stream": stream.number})
 
     def end_stream(self, stream: ServerStream, counts: Mapping[str, int]) -> None:
         """Ends a stream that has been sent to its last batch."""
@@ -322,11 +330,11 @@ class ServerConnection(Connection):
 
     def request_error(self, request: int, error: BaseException) -> None:
         """Answers a request with an error."""
-        self.send("ERROR", {**encode_exception(error), "request": request})
+        self.send("ERROR", {**encode_refusal(error), "request": request})
 
     def connection_error(self, error: BaseException) -> None:
         """Says why the connection is over; close it when that is written."""
-        self.send("ERROR", encode_exception(error))
+        self.send("ERROR", encode_refusal(error))
 
     def goaway(self, reason: str, back_in: float | None = None) -> None:
         """Says that this server is about to close, and when to come back (seconds)."""

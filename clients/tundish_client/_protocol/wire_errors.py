@@ -17,11 +17,13 @@ from typing import Any
 
 import msgpack
 
+from tundish_client.errors import TundishError
+
 from .rebuilding import decode_exception, native_attributes
 from .resolving import SURROGATES
 from .values import encode_inline, unpack_raw
 
-__all__ = ["decode_exception", "encode_exception"]
+__all__ = ["decode_exception", "encode_exception", "encode_refusal"]
 
 MAX_MESSAGE = 64 * 1024
 MAX_ITEM = 64 * 1024
@@ -35,6 +37,8 @@ MAX_GROUP_DEPTH = 3
 
 # Python's own bookkeeping, and what the client sets itself.
 _NOT_ATTRIBUTES = frozenset(("__notes__", "remote_traceback"))
+
+_OURS = frozenset(("tundish", "tundish_client"))
 
 
 def encode_exception(exc: BaseException) -> dict[str, Any]:
@@ -55,6 +59,37 @@ def encode_exception(exc: BaseException) -> dict[str, Any]:
         # Not known to happen; but an error must never get lost.
         message = f"an exception that cannot be described: {_type(error)}"
         return {"type": ["builtins", type(exc).__qualname__], "message": message}
+
+
+def encode_refusal(exc: BaseException) -> dict[str, Any]:
+    """Describes an exception that answers a request, for the header of an ERROR message.
+
+    What Tundish itself has to say about a request is in its message. A traceback is sent where code
+    of others was running: where in there it was raised, only that says.
+    """
+    header = encode_exception(exc)
+    try:
+        packages = _packages(exc)
+    except Exception:  # of a class that has a __cause__ of its own
+        return header
+    if not packages or (isinstance(exc, TundishError) and packages <= _OURS):
+        header["traceback"] = ""
+    return header
+
+
+def _packages(exc: BaseException) -> set[str]:
+    """The packages whose code was running when it was raised, or what it comes from."""
+    if isinstance(exc, BaseExceptionGroup):
+        return {"of its members"}
+    found: set[str] = set()
+    seen: set[int] = set()
+    at: BaseException | None = exc
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        for frame, _ in traceback.walk_tb(at.__traceback__):
+            found.add(str(frame.f_globals.get("__name__")).partition(".")[0])
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    return found
 
 
 class _Budget:
