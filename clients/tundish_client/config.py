@@ -129,7 +129,8 @@ def check_ranges(name: str, value: Any) -> list[list[int]]:
         ConfigError: They are something else.
     """
     try:
-        pairs = [[check_int(name, number, 0) for number in pair] for pair in value]
+        _check_list(value)
+        pairs = [[check_int(name, number, 0) for number in _check_list(pair)] for pair in value]
         if all(first <= last for first, last in pairs):
             return pairs
     except (TypeError, ValueError) as error:
@@ -137,6 +138,12 @@ def check_ranges(name: str, value: Any) -> list[list[int]]:
     else:
         reason = None
     raise ConfigError(f"{name} must be a list of [first, last], got {value!r:.100}") from reason
+
+
+def _check_list(value: Any) -> Any:
+    if not isinstance(value, list | tuple):  # "" and {} have nothing in them either
+        raise TypeError(f"{type(value).__name__} is no list")
+    return value
 
 
 def _check_bool(name: str, value: Any) -> bool:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from .config import EpochOptions, check_int, check_ranges
 from .errors import ConfigError
 
 __all__ = ["resume_any", "resume_options"]
+
+_PLAN = ("feed", "epoch", "fingerprint", "batch_size")
+_OF_A_POSITION = (*_PLAN, "batch", "rank", "world_size", "uneven")
+_OF_A_SPLIT = (*_PLAN, "split", "acked")
+_COUNTED_IN = frozenset(("seed", "samples", "order", "drop_last"))
 
 
 def resume_any(
@@ -35,12 +40,16 @@ def resume_any(
     if not isinstance(state, Mapping) or state.get("split") is None:
         options = resume_options(state, feed=feed, **shard, prefetch=prefetch, copy=copy)
         return replace(options, **shared)
+    epoch = _number(state, "epoch")
+    if "acked" not in state:
+        _misses(state, "acked")
+    _check_keys(state, _OF_A_SPLIT)
     given = {name: value for name, value in shard.items() if value is not None}
     return EpochOptions(
-        epoch=_number(state, "epoch"),
+        epoch=epoch,
         feed=state.get("feed") if feed is None else feed,
         split=state["split"],
-        acked=check_ranges("state['acked']", state.get("acked", ())),
+        acked=check_ranges("state['acked']", state["acked"]),
         batch_size=state.get("batch_size"),
         fingerprint=_fingerprint(state) or None,
         prefetch=prefetch,
@@ -67,9 +76,16 @@ def resume_options(
     """
     if not isinstance(state, Mapping):
         raise ConfigError(f"state must be what state_dict() returned, got {state!r:.100}")
+    if state.get("split") is not None:
+        raise ConfigError(
+            f"state is of a stream with split={state['split']!r:.100}, which has no position: "
+            "only client.resume(state) goes on with it"
+        )
     epoch, batch = (_number(state, name) for name in ("epoch", "batch"))
+    _check_keys(state, _OF_A_POSITION)
     fingerprint = _fingerprint(state)
-    held = check_int("state['world_size']", state.get("world_size", 1), 1)
+    whole = fingerprint.get("world_size", 1)
+    held = check_int("state['world_size']", state.get("world_size", whole), 1)
     world = held if world_size is None else check_int("world_size", world_size, 1)
     return EpochOptions(
         epoch=epoch,
@@ -85,17 +101,43 @@ def resume_options(
     )
 
 
-def _number(state: Mapping[str, Any], name: str) -> int:
-    if name not in state:
-        if name == "batch" and state.get("split") is not None:
-            raise ConfigError(
-                f"state is of a stream with split={state['split']!r:.100}, which has no position: "
-                "only client.resume(state) goes on with it"
+def _check_keys(state: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuses a key that nobody would heed.
+
+    Raises:
+        ConfigError: There is one; the message names it.
+    """
+    for name, value in state.items():
+        if name in known:
+            continue
+        way_out = "leave it out"
+        if name in _COUNTED_IN:
+            way_out += (
+                f": the {name} that a position was counted in stands in state['fingerprint'], and "
+                "that of a feed is its own"
+            )
+        elif name == "batch":
+            way_out += (
+                ": a split has no position, its streams get what is not in acked; for another "
+                "epoch give acked=[]"
             )
         raise ConfigError(
-            f"state must be what state_dict() returned, with epoch and batch; {name!r} is missing "
-            f"in {dict(state)!r:.200}"
+            f"state[{name!r}]={value!r:.100} is nothing that state_dict() returned, which has "
+            f"{', '.join(known)}: {way_out}"
         )
+
+
+def _misses(state: Mapping[str, Any], name: str) -> NoReturn:
+    least = "epoch and batch" if state.get("split") is None else "epoch and acked"
+    raise ConfigError(
+        f"state must be what state_dict() returned, with {least}; {name!r} is missing "
+        f"in {dict(state)!r:.200}"
+    )
+
+
+def _number(state: Mapping[str, Any], name: str) -> int:
+    if name not in state:
+        _misses(state, name)
     return check_int(f"state[{name!r}]", state[name], 0)
 
 
@@ -145,10 +187,17 @@ def _batch_size(
     Batch i of every rank together is global batch i, so a position holds on another number of
     ranks if their batches together are as large as before.
     """
-    own, size = state.get("batch_size"), fingerprint.get("batch_size")
+    own = state.get("batch_size")
+    size = fingerprint.get("batch_size", own)  # its own, where it has not begun
     if own is not None:
         check_int("state['batch_size']", own, 1)
     before = check_int("state['fingerprint']['world_size']", fingerprint.get("world_size", held), 1)
+    if before != held and (own is None or size is None or own * held != size * before):
+        raise ConfigError(
+            f"state['world_size']={held}, but state['fingerprint']['world_size']={before}: that "
+            "is no state of one stream; to go on with another number of ranks, leave the state as "
+            "it is and give world_size"
+        )
     if world == before:
         return own
     if size is None:

@@ -275,6 +275,7 @@ def test_what_does_not_go_together_is_named(name):
 
 
 STATE = {"feed": None, "epoch": 0, "split": "g", "acked": [[0, 2]], "fingerprint": {}}
+POSITION = {"feed": None, "epoch": 0, "batch": 0, "fingerprint": {}}
 REFUSED = {
     "a split of int": (STATE | {"split": 3}, {}, ["split", "3"]),
     "no ranges": (STATE | {"acked": 7}, {}, ["acked", "7"]),
@@ -308,7 +309,7 @@ def test_groups_and_lag_are_asked_for(reader):
     with serve(*batches(0)) as server:
         client = reader(server)
         client.outcomes(client.epoch(group="g", group_size=3, on_lag="wait"))
-        client.outcomes(client.client.resume(STATE | {"split": None, "batch": 0}, group="h"))
+        client.outcomes(client.client.resume(POSITION, group="h"))
         client.outcomes(client.epoch())
         first, second, third = server.kinds("EPOCH")
         assert (first["group"], first["group_size"], first["on_lag"]) == ("g", 3, "wait")
