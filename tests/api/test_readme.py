@@ -126,7 +126,7 @@ def _commands(text: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "page",
     [
