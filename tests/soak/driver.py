@@ -154,7 +154,7 @@ class Soak:
         for who, consumer in sorted(consumers.items()):
             lines.append(f"  consumer {who} had {_ranges(consumer.batches)}, {consumer.ended}")
         lines += ["the server's log ends with", *self._service.output.splitlines()[-30:]]
-        lines.append(f"again: make soak SEED={going.seed} ROUNDS=1")
+        lines.append(f"again: make soak SEED={going.seed} ROUNDS=1 STALL=0")
         return "\n".join(lines)
 
 
