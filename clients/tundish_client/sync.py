@@ -139,7 +139,8 @@ class Client(BaseClient):
         The server may be another one; it compares what the position was counted in (seed, samples,
         order, drop_last, global batch size) with its feed and refuses a difference, with both
         values. If the feed's seed was drawn at its start, the stream gets the state's instead; to
-        keep that seed in the next epoch, resume `state | {"epoch": e + 1, "batch": 0}`.
+        keep that seed in the next epoch, resume `state | {"epoch": e + 1, "batch": 0}` (of a split:
+        `"acked": []`).
 
         A stream of a split epoch joins the split again, and tells the server what it has
         acknowledged.
@@ -158,7 +159,8 @@ class Client(BaseClient):
             copy: As for `epoch`.
 
         Raises:
-            ConfigError: The state is none, or the global batch can't be divided by `world_size`.
+            ConfigError: The state is none, has a key that is none of a state's, or the global batch
+                can't be divided by `world_size`.
                 What only the server can know is raised by the stream.
             ConnectionLost: The server is gone.
 

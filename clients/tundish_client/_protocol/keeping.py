@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Mapping
+from typing import Any
 
-from ..errors import ConnectionLost
+from ..errors import ConfigError, ConnectionLost
 from .connection import Connection, Limits
+from .frames import encode_message
 from .info import Position
 from .reading import StreamState
 from .replies import Reply
 
 __all__ = ["Keeping"]
+
+_PRELUDE = 5
+_ARRAY = 4  # bytes more that the header of a long array takes than that of an empty one
+
+_log = logging.getLogger("tundish.client")
 
 
 class Keeping(Connection):
@@ -68,11 +76,43 @@ class Keeping(Connection):
     def _ask(self, stream: StreamState, **other: Mapping[str, int]) -> None:
         header = {**stream.ask(), "shared_memory": self.shares_memory, **other}
         try:
-            self.send("EPOCH", header)
-        except ValueError as error:  # over the server's limits
+            try:
+                self.send("EPOCH", header)
+            except ValueError as error:  # over the server's limits
+                self._ask_for_less(stream, header, error)
+        except ConfigError as error:
             stream.fail(error)
             self.streams.pop(stream.number, None)
             self.changed.append(stream)
+
+    def _ask_for_less(self, stream: StreamState, header: dict[str, Any], error: Exception) -> None:
+        """Asks again for a stream that has acknowledged more ranges than fit into one message.
+
+        Raises:
+            ConfigError: It has not begun, so that its user can still say what to do, or it is too
+                much without them, too.
+        """
+        acked = stream.acked
+        if "acked" not in header or self.peer_limits is None:
+            raise ConfigError(f"{error}: give shorter names") from error
+        if not stream.started:
+            raise ConfigError(
+                f"state['acked'] holds {len(acked.pairs())} ranges, too many for one message: "
+                f"{error}; resume with fewer ranges, the largest: the batches of those that are "
+                "left out will be delivered again"
+            ) from error
+        rest = len(encode_message("EPOCH", {**header, "acked": []})) - _PRELUDE + _ARRAY
+        told = acked.largest(self.peer_limits.head - rest)
+        _log.warning(
+            "split=%r: this stream has acknowledged %d ranges of batches, more than the server "
+            "accepts in one message; it is told of the largest %d, so %d batches will be delivered "
+            "again",
+            stream.split, len(acked.pairs()), len(told.pairs()), len(acked) - len(told),
+        )  # fmt: skip
+        try:
+            self.send("EPOCH", {**header, "acked": told.pairs()})
+        except ValueError as still:
+            raise ConfigError(f"{still}: give shorter names") from still
 
     def request(self, kind: str) -> Reply:
         """Sends FEEDS, STATS or PING; the reply is forgotten when nobody keeps it.

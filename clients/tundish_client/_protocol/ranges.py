@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
+import msgpack
+
 __all__ = ["Ranges"]
 
 
@@ -37,6 +39,16 @@ class Ranges:
     def pairs(self) -> list[list[int]]:
         """The ranges, [[first, last], ...]: a copy."""
         return [list(pair) for pair in self._pairs]
+
+    def largest(self, room: int) -> Ranges:
+        """Returns the largest of these ranges, as many as take `room` bytes in a message."""
+        kept = []
+        for pair in sorted(self._pairs, key=lambda pair: pair[0] - pair[1]):
+            room -= len(msgpack.packb(pair))
+            if room < 0:
+                break
+            kept.append(pair)
+        return Ranges(kept)
 
     @property
     def last(self) -> int:
