@@ -86,11 +86,9 @@ def test_on_a_reconnect_the_largest_are_told(reader, narrow, path, caplog):
     left = [pair for pair in SHORT if pair not in told]
     assert max(b - a for a, b in left) <= min(b - a for a, b in told)
     again = count(ACKED) + 2 - count(told)  # 4500 was acknowledged before the loss, 4600 after it
-    assert lines == [
-        "split='g': this stream has acknowledged 304 ranges of batches, more than the server "
-        f"accepts in one message; it is told of the largest {len(told)}, so {again} batches will "
-        "be delivered again"
-    ]
+    (line,) = lines
+    assert "has acknowledged 304 ranges of batches, more than the server accepts" in line
+    assert f"the largest {len(told)}, so {again} batches will be delivered again" in line
     assert LIMIT - 8 <= len(encode_message("EPOCH", header)) - 5 <= LIMIT  # no room for another
     # It still knows all that it has acknowledged.
     assert count(stream.state_dict()["acked"]) == count(ACKED) + 2
