@@ -186,7 +186,8 @@ class TestProcesses:
     @pytest.mark.parametrize("service", [f"{500 * MS:.3f}"], indirect=True)
     @pytest.mark.parametrize("kind", KINDS)
     def test_what_a_stopped_consumer_holds_goes_to_the_others(self, service, consume, kind):
-        stopped = consume(kind, pause=20 * MS, prefetch=4)
+        # It does not wait for the other's start with a batch in its hands: that lasts too long.
+        stopped = consume(kind, pause=60 * MS, prefetch=4, gate=".")
         stopped.wait_for(1)
         other = consume("sync", pause=5 * MS, prefetch=1)
         consume.go()
