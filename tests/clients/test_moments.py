@@ -211,7 +211,8 @@ class TestAnotherThread:
                 server.wait_for(lambda server=server: server.connections == 0)
             gc.collect()
             counts.append(files())
-        assert max(counts[-3:]) <= max(counts[:3])
+        # One of thirty may be on its way; a leak would be one of each.
+        assert min(counts[-5:]) <= max(counts[:3])
 
 
 @pytest.mark.parametrize("split", [None, "g"])

@@ -108,8 +108,7 @@ def whole(client, state):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "inline"])
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize(("workers", "shared_memory"), [(1, True), (4, False)])
 def test_killed_twice_in_an_epoch(serve_feeds, reader, workers, shared_memory):
     service = serve_feeds(workers)
     client = reader(service, shared_memory=shared_memory)
@@ -175,8 +174,9 @@ def test_killed_before_the_first_batch_and_after_the_last(serve_feeds, reader):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "inline"])
-@pytest.mark.parametrize("feed", ["rows", "noisy", "stream"])
+@pytest.mark.parametrize(
+    ("feed", "shared_memory"), [("rows", True), ("noisy", False), ("stream", False)]
+)
 def test_a_connection_that_ends_at_any_byte(serve_feeds, reader, feed, shared_memory):
     """The service stays; what it had sent on the lost connection comes on the next one."""
     service = serve_feeds()
