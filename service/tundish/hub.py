@@ -91,6 +91,8 @@ class Hub:
 
     Attributes:
         loop, pump, arena: The server's.
+        share_window: Bytes of cells that a production may hold for streams that lag or still join.
+            All of them together hold a quarter of the memory limit at most.
         idle: Productions that are over and have no streams, kept for those that come late; the one
             that was left first stands first.
     """
@@ -102,6 +104,7 @@ class Hub:
         self.pump = pump
         self.arena = arena
         self._share_window = config.share_window
+        self.share_window = min(self._share_window, arena.limit // 4)
         self._linger = config.share_linger
         self._join_timeout = config.join_timeout
         self._lease_timeout = config.lease_timeout
@@ -197,8 +200,9 @@ class Hub:
                 self, member.ask, member.next, had=member.had, background=background
             )
             self._productions.setdefault(member.ask, []).append(production)
+            self._divide()
         elif production in self.idle:
-            self.idle.remove(production)
+            self._wake(production)
         member.production = production
         production.members.append(member)
         if member.waited_for:
@@ -240,7 +244,7 @@ class Hub:
             other = self._covering(member)
             if other is not None and self._is_better(other, before):
                 if other in self.idle:
-                    self.idle.remove(other)
+                    self._wake(other)
                 other.members.append(member)
                 member.production = other
                 before.leave(member)
@@ -274,17 +278,14 @@ class Hub:
             same.remove(production)
         if not same:
             self._productions.pop(production.ask, None)
+        self._divide()
 
     # Memory
 
-    @property
-    def share_window(self) -> int:
-        """Bytes of cells that a production may hold for streams that lag or still join.
-
-        All of them together hold a quarter of the memory limit at most.
-        """
-        productions = sum(map(len, self._productions.values())) - len(self.idle)
-        return min(self._share_window, self.arena.limit // 4 // max(1, productions))
+    def _divide(self) -> None:
+        """Give each production that is read its part of what all may hold."""
+        reading = sum(map(len, self._productions.values())) - len(self.idle)
+        self.share_window = min(self._share_window, self.arena.limit // 4 // max(1, reading))
 
     def is_tight(self) -> bool:
         """Whether little memory is left."""
@@ -315,10 +316,15 @@ class Hub:
             return False
         production.idle_since = time.monotonic()
         self.idle.append(production)
+        self._divide()
         self.settle()
         if self._sweeper is None:
             self._sweeper = self.loop.call_later(self._linger, self._sweep)
         return production in self.idle
+
+    def _wake(self, production: Production) -> None:
+        self.idle.remove(production)
+        self._divide()
 
     def settle(self) -> None:
         """Make room: all productions together hold a quarter of the memory limit at most."""

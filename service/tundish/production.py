@@ -83,6 +83,7 @@ class Production:
         self._cells: deque[Cell] = deque()
         self._end: End | None = None
         self._failed = False
+        self._skips = ask.loader.on_error == "skip"
         self._had = frozenset(had)
         self._poked = False
         self._waiting_since: float | None = None
@@ -136,7 +137,8 @@ class Production:
         if isinstance(cell, End):
             self._end = cell
         else:
-            self._failed = self._failed or type(cell) is Failure or bool(cell.skipped)
+            if type(cell) is Failure or (self._skips and cell.skipped):
+                self._failed = True
             self._cells.append(cell)
             self.high += 1
             self.nbytes += _cost(cell)
@@ -202,8 +204,11 @@ class Production:
 
     def _held_up(self) -> bool:
         """Whether nothing more is taken from the run, because of a member that is waited for."""
+        full = self.nbytes > self._hub.share_window
+        if not full and self._waiting_since is None:
+            return False
         now = time.monotonic()
-        late = self.late() if self.nbytes > self._hub.share_window else []
+        late = self.late() if full else []
         for member in self._waiting_for:
             member.held_up += now - self._counted
         self._counted, self._waiting_for = now, late
