@@ -166,9 +166,7 @@ class ScriptedConnection:
             except OSError:  # a reset says no more than an end
                 data = b""
             if not data:
-                self._selector.unregister(side)
-                side.close()
-                self._side = None
+                self._drop_side(side)
                 break
             for kind, segment, slot, _, generation in _RECORD.iter_unpack(data):
                 if kind == 1:
@@ -177,6 +175,11 @@ class ScriptedConnection:
                 else:
                     self._server.dropped.append(segment)
         self.go_on()
+
+    def _drop_side(self, side: socket.socket) -> None:
+        self._selector.unregister(side)
+        side.close()
+        self._side = None
 
     def _describe(self) -> dict[str, Any]:
         from .testing import is_value
@@ -301,11 +304,12 @@ class ScriptedConnection:
         play.samples += len(samples)
         arena = self._server.arena
         lend = arena is not None and self._side is not None and play.stream.shared_memory
-        slot = arena.free.pop() if lend and arena is not None and arena.free else None
+        slot = None
+        if lend and arena is not None and arena.free and self._announce(arena):
+            slot = arena.free.pop()
         if arena is None or slot is None:
             body = np.zeros(nbytes, np.uint8)
         else:
-            self._announce(arena)
             body = arena.bytes_of(slot, nbytes)
             arena.generation += 1
             batch.segment, batch.slot, batch.generation = _SEGMENT, slot, arena.generation
@@ -317,11 +321,17 @@ class ScriptedConnection:
         else:
             self._core.lend_batch(play.stream, batch, len(samples), skipped)
 
-    def _announce(self, arena: Arena) -> None:
+    def _announce(self, arena: Arena) -> bool:
+        """Has the client map the segment, if it has not; False when it has hung up."""
         if not self._announced and self._side is not None:
+            try:
+                socket.send_fds(self._side, [_RECORD.pack(3, _SEGMENT, 0, 0, 0)], [arena.fd])
+            except OSError:
+                self._drop_side(self._side)
+                return False
             self._announced = True
-            socket.send_fds(self._side, [_RECORD.pack(3, _SEGMENT, 0, 0, 0)], [arena.fd])
             self._core.send("SEGMENT", {"segment": _SEGMENT, "bytes": arena.nbytes})
+        return True
 
     def goaway(self, reason: str, back_in: float | None) -> None:
         """Announces that the server leaves."""

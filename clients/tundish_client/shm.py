@@ -287,7 +287,10 @@ class Segments:
             return False
         # Removed only now: an interrupt before this repeats records, which the server ignores.
         for item in batch:
-            self._returns.popleft()
+            try:
+                self._returns.popleft()
+            except IndexError:
+                return False  # another thread has closed this meanwhile
             if isinstance(item, _Lease) and item.segment.dropping:
                 self._finish_drop(item.segment)
         return True
