@@ -160,8 +160,8 @@ class Client(BaseClient):
 
         Raises:
             ConfigError: The state is none, has a key that is none of a state's, or the global batch
-                can't be divided by `world_size`.
-                What only the server can know is raised by the stream.
+                can't be divided by `world_size`. What only the server can know is raised by the
+                stream.
             ConnectionLost: The server is gone.
 
         Example:
