@@ -125,7 +125,7 @@ async def test_counters_are_those_of_all_that_is_left(path):
         back = client.resume(state, prefetch=3)
         assert await take(back, 3) == [50, 51, 52]
         (one,) = server.stats()["streams"]
-        assert one["lag"] >= 3
+        assert 1 <= one["lag"] <= 4  # in hand, and on their way
         assert await take(back, 20) == [*range(53, 60), *range(10, 20), *range(30, 33)]
         (run,) = server.stats()["runs"]
         assert (run["start"], run["total"], run["errors"]) == (50, 10, 0)
