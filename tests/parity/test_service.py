@@ -225,14 +225,14 @@ def test_two_services_share_an_epoch(serve):
 
         train = DataLoader(MapDataset(range(100), work), 4, shuffle=True, seed=7, order="torch")
     """
-    halves, makers = [], set()
+    makers = set()
     for rank in range(2):
         service = serve(source)
         with Client(service.socket) as client:
             found = list(client.epoch(1, rank=rank, world_size=2))
-        halves.append([number for numbers, _ in found for number in numbers.tolist()])
         makers |= {pid for _, pids in found for pid in pids.tolist()}
-    whole = torch_data.DataLoader(range(100), shuffle=True, generator=generator(7))
-    _, expected = (torch.cat(list(whole)).tolist() for _ in range(2))
-    assert [number for pair in zip(*halves, strict=True) for number in pair] == expected
+        sampler = torch_data.DistributedSampler(range(100), 2, rank, True, 7)
+        sampler.set_epoch(1)
+        expected = torch_data.DataLoader(range(100), 4, sampler=sampler)
+        assert [numbers.tolist() for numbers, _ in found] == [part.tolist() for part in expected]
     assert len(makers) == 2
