@@ -92,7 +92,7 @@ class Hub:
     Attributes:
         loop, pump, arena: The server's.
         share_window: Bytes of cells that a production may hold for streams that lag or still join.
-            All of them together hold a quarter of the memory limit at most.
+            An even part of a quarter of the memory limit at most, of those that are read now.
         idle: Productions that are over and have no streams, kept for those that come late; the one
             that was left first stands first.
     """
@@ -327,7 +327,7 @@ class Hub:
         self._divide()
 
     def settle(self) -> None:
-        """Make room: all productions together hold a quarter of the memory limit at most."""
+        """Close idle productions as long as all hold more than a quarter of the memory limit."""
         held = sum(one.nbytes for same in self._productions.values() for one in same)
         while self.idle and held > self.arena.limit // 4:
             held -= self.idle[0].nbytes

@@ -324,7 +324,7 @@ class serve:  # noqa: N801 - reads like a function: `async with serve(...)`
         lease_quota: Slots of shared memory a client may hold before it gets its batches inline.
         share_window: Bytes of batches that are held for streams that lag behind others of the same
             epoch, or join them late, also as "32MiB"; a stream that falls further behind gets the
-            rest by itself. All runs together hold a quarter of the memory limit at most.
+            rest by itself. Runs share out a quarter of the memory limit at most.
         share_linger: Seconds that a run which is over is kept, for streams that come late, when no
             stream of its feed is open any more; 0 to keep none.
         join_timeout: Seconds that streams with a `group_size` wait for the others.
