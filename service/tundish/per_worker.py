@@ -49,8 +49,10 @@ class DatasetFactory:
 
     A dataset with a ``close()`` is closed by its own thread: by workers and lanes when they end,
     which is soon after their loader is closed or freed; by the consumer's thread when that frees
-    the factory, or ends. What ``close`` raises is logged. A coroutine function is not called, and
-    nothing is closed in a thread that is stuck in user code at the end of the process.
+    the factory. Where a worker is the last to let go of the factory, the consumer's thread closes
+    its own when it next makes a dataset, or ends. What ``close`` raises is logged. A coroutine
+    function is not called, and nothing is closed in a thread that is stuck in user code at the end
+    of the process.
 
     A factory is a dataset itself, so views may be made of it. It is picklable if `function` is.
 
@@ -111,8 +113,9 @@ class DatasetFactory:
         return (type(self), (self._function,))
 
     def __del__(self) -> None:
-        # Only this thread's: those of others may be at work, and their threads see to them.
-        _here.instances.pop(id(self), None)
+        # Only this thread's: those of others may be at work, and their threads see to them. There
+        # is nothing yet where a collection of garbage runs while `_here` is being made.
+        getattr(_here, "instances", {}).pop(id(self), None)
 
     def _instance(self) -> Instance:
         """This thread's dataset, made if there is none; raises what `function` raises."""

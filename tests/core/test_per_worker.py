@@ -21,6 +21,7 @@ from tundish import (
     MapDataset,
     Subset,
     get_worker_info,
+    per_worker,
 )
 
 WORKERS = pytest.mark.parametrize("workers", [0, 4])
@@ -242,6 +243,7 @@ def test_a_dataset_is_closed_by_its_thread_when_the_loader_ends(made, how, lanes
     own, *theirs = made
     assert theirs
     assert [dataset.closed_by for dataset in made] == [None] * len(made)
+    factory = weakref.ref(loader.dataset)
     if how == "close":
         loader.close()
     else:
@@ -253,7 +255,36 @@ def test_a_dataset_is_closed_by_its_thread_when_the_loader_ends(made, how, lanes
         assert own.closed_by is None
         del loader
         gc.collect()
+    wait_for(lambda: factory() is None, "the last worker to let go of the factory")
+    if own.closed_by is None:  # it was the last: this thread learns of it at its next dataset
+        assert len(DatasetFactory(lambda: Range(3))) == 3
     assert own.closed_by == own.owner
+
+
+def test_a_dataset_is_closed_by_the_thread_that_frees_the_factory(made):
+    factory = DatasetFactory(Owned)
+    assert len(factory) == 16
+    del factory
+    assert [dataset.closed_by for dataset in made] == [threading.get_ident()]
+
+
+def test_a_dataset_of_a_factory_freed_elsewhere_is_closed_at_the_next_one(made):
+    factories = [DatasetFactory(Owned)]
+    assert len(factories[0]) == 16
+    thread = threading.Thread(target=factories.clear)
+    thread.start()
+    thread.join()
+    assert made[0].closed_by is None  # not by a thread that isn't its own
+    assert len(DatasetFactory(lambda: Range(3))) == 3
+    assert made[0].closed_by == made[0].owner
+
+
+def test_a_factory_can_be_freed_while_a_thread_makes_its_place(monkeypatch):
+    """A collection of garbage can run there, in any allocation."""
+    factory = DatasetFactory(Owned)
+    monkeypatch.setattr(per_worker, "_here", threading.local())
+    del factory  # an exception would be an unraisable one, which fails the test
+    gc.collect()
 
 
 def test_a_dataset_is_freed_with_its_thread():
