@@ -1,6 +1,7 @@
 """What every test area shares: both event loops, the unit of time, a real service."""
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,6 +20,16 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every async test runs on asyncio's own loop and on uvloop's."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Takes what pytest keeps of thousands of tests out of the collections of garbage.
+
+    With it a collection takes 0.3 s, in the middle of tests that allow 0.1 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

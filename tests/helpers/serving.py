@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+from helpers.forkery import Forkery, Program
 from helpers.timing import MS, wait_for
 
 
@@ -36,9 +37,12 @@ class Service:
         socket: the path of the Unix socket, in a short temporary folder.
         process: the server's process.
         patience: seconds that a start may take; a subclass whose files import much sets more.
+        forked: whether the interpreter has imported Tundish already (see `helpers.forkery`); a
+            subclass that is about the start itself, or its memory, sets False.
     """
 
     patience = 10000 * MS
+    forked = True
 
     def __init__(
         self,
@@ -56,18 +60,23 @@ class Service:
         (self.folder / "feeds.py").write_text(textwrap.dedent(source))
         self.process = self._start()
 
-    def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "tundish", "serve", *self._arguments]
+    def _launch(self, args: list[str], output: int) -> "Program | subprocess.Popen[bytes]":
+        if self.forked:
+            return Forkery.shared().start(args, cwd=self.folder, env=self._env, output=output)
+        return subprocess.Popen(
+            [sys.executable, *args],
+            cwd=self.folder,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def _start(self) -> "Program | subprocess.Popen[bytes]":
+        args = ["-m", "tundish", "serve", *self._arguments, "--socket", str(self.socket)]
         with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                [*command, "--socket", str(self.socket)],
-                cwd=self.folder,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = self._launch(args, log.fileno())
         try:
             wait_for(
                 lambda: process.poll() is not None or listening(self.socket),

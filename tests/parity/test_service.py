@@ -138,6 +138,7 @@ class WithTorch(Service):
     """Its start imports torch, which takes seconds where the processor is shared."""
 
     patience = 60
+    forked = False  # its PYTHONPATH is read by the interpreter
 
 
 @pytest.fixture(scope="module")
