@@ -1,14 +1,12 @@
 """Consumers in processes of their own, which a test may stop or kill."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+from helpers.forkery import Forkery
 from helpers.timing import MS, wait_for
 
 #: Tells of each batch when it is handed out, then takes `pause` seconds over it; `hang` is the
@@ -98,12 +96,8 @@ class Consumer:
         given = {"kind": kind, "socket": str(socket), "epoch": options, **own}
         self._out = folder / f"consumer-{name or id(self)}"
         with self._out.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", textwrap.dedent(PROGRAM), json.dumps(given)],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=os.environ,
-            )
+            args = ["-c", textwrap.dedent(PROGRAM), json.dumps(given)]
+            self.process = Forkery.shared().start(args, output=out.fileno())
 
     @property
     def lines(self) -> list[dict[str, Any]]:

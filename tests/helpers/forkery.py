@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from typing import Any
@@ -109,18 +110,44 @@ class Forkery:
         return Forkery()
 
     def start(
-        self, args: list[str], *, cwd: str | os.PathLike[str], env: dict[str, str], output: int
+        self,
+        args: list[str],
+        *,
+        output: int,
+        errors: int | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: dict[str, str] | None = None,
     ) -> Program:
         """Runs ``python *args`` in a session of its own, without input.
 
         Args:
-            args: ``["-m", module, ...]`` or ``["-c", text, ...]``.
-            cwd: its folder.
-            env: its environment; variables that the interpreter itself reads are not heeded.
+            args: ``["-m", module, ...]``, ``["-c", text, ...]`` or ``[path, ...]``; ``"-u"`` before
+                it has what is printed come at once.
             output: a descriptor for what it prints.
+            errors: one for what it prints to stderr, if another.
+            cwd: its folder.
+            env: variables on top of this process's; those for the interpreter are not heeded.
         """
-        pid = self.ask({"args": args, "cwd": str(cwd), "env": env}, [output])
-        return Program(self, pid, args)
+        fds = [output, output if errors is None else errors]
+        request = {"args": args, "cwd": str(cwd or os.getcwd()), "env": os.environ | (env or {})}
+        return Program(self, self.ask(request, fds), args)
+
+    def run(
+        self, args: list[str], *, timeout: float, **options: Any
+    ) -> "subprocess.CompletedProcess[str]":
+        """As `subprocess.run` with captured text; the rest of the arguments are `start`'s."""
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            program = self.start(args, output=output.fileno(), errors=errors.fileno(), **options)
+            try:
+                status = program.wait(timeout)
+            finally:
+                program.kill()
+                program.wait()
+            said = []
+            for file in (output, errors):
+                file.seek(0)
+                said.append(file.read().decode())
+        return subprocess.CompletedProcess(args, status, *said)
 
     def ask(self, request: dict[str, Any], fds: list[int] | None = None) -> int:
         """One request and its answer."""
@@ -139,12 +166,13 @@ def _reap(pid: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def _enter(request: dict[str, Any], output: int) -> None:
+def _enter(request: dict[str, Any], output: int, errors: int) -> None:
     """Makes the fork look like a process that was just started."""
     os.setsid()
     os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(errors, 2)
     os.close(output)
+    os.close(errors)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -154,36 +182,42 @@ def _enter(request: dict[str, Any], output: int) -> None:
 def _programs(control: socket.socket) -> list[str]:
     """Starts what is asked for; returns in each of the programs, with its command line."""
     while True:
-        message, fds, _, _ = socket.recv_fds(control, _MESSAGE, 1)
+        message, fds, _, _ = socket.recv_fds(control, _MESSAGE, 2)
         if not message:
             os._exit(0)  # the tests are over
         request = json.loads(message)
         if "reap" in request:
             control.send(str(_reap(request["reap"])).encode())
             continue
-        (output,) = fds
         pid = os.fork()
         if pid == 0:
             control.close()
-            _enter(request, output)
-            return request["args"]
-        os.close(output)
+            _enter(request, *fds)
+            return list(request["args"])
+        for fd in fds:
+            os.close(fd)
         control.send(str(pid).encode())
 
 
 def _run(args: list[str]) -> None:
     """What the interpreter does with a command line."""
-    kind, what, *_ = args
-    if kind == "-m":
+    if args[0] == "-u":
+        args = args[1:]
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    if args[0] == "-m":
         sys.argv[:] = args[1:]
         sys.path.insert(0, os.getcwd())
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
-        return
-    assert kind == "-c", args
-    sys.argv[:] = ["-c", *args[2:]]
-    sys.path.insert(0, "")
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    exec(compile(what, "<string>", "exec"), main.__dict__)  # noqa: S102 - a test's own program
+        runpy.run_module(args[1], run_name="__main__", alter_sys=True)
+    elif args[0] == "-c":
+        sys.argv[:] = ["-c", *args[2:]]
+        sys.path.insert(0, "")
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(args[1], "<string>", "exec"), main.__dict__)
+    else:
+        sys.argv[:] = args
+        sys.path.insert(0, os.path.dirname(args[0]))
+        runpy.run_path(args[0], run_name="__main__")
 
 
 if __name__ == "__main__":

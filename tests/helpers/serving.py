@@ -56,17 +56,17 @@ class Service:
         self.socket = self.folder / "feed.sock"
         self._log = self.folder / "server.log"
         self._arguments = [f"{self.folder / 'feeds.py'}:{target}", *options]
-        self._env = os.environ | (env or {})
+        self._env = env or {}
         (self.folder / "feeds.py").write_text(textwrap.dedent(source))
         self.process = self._start()
 
     def _launch(self, args: list[str], output: int) -> "Program | subprocess.Popen[bytes]":
         if self.forked:
-            return Forkery.shared().start(args, cwd=self.folder, env=self._env, output=output)
+            return Forkery.shared().start(args, output=output, cwd=self.folder, env=self._env)
         return subprocess.Popen(
             [sys.executable, *args],
             cwd=self.folder,
-            env=self._env,
+            env=os.environ | self._env,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -7,13 +7,12 @@ KeyboardInterrupt.
 import os
 import select
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from helpers.forkery import Forkery, Program
 from helpers.timing import MS
 
 READY = "READY"
@@ -92,25 +91,25 @@ def interrupt(
     """
     script = folder / "interrupted_script.py"
     script.write_text(textwrap.dedent(source))
-    process = subprocess.Popen(
-        [sys.executable, "-u", str(script), *args],
-        cwd=folder,
-        env=os.environ | (env or {}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    with process:
-        try:
-            return _time_interrupt(process, signum, delay, patience)
-        finally:
-            process.kill()
+    ours, theirs = os.pipe()
+    try:
+        process = Forkery.shared().start(
+            ["-u", str(script), *args], output=theirs, cwd=folder, env=env
+        )
+    finally:
+        os.close(theirs)
+    try:
+        return _time_interrupt(process, ours, signum, delay, patience)
+    finally:
+        os.close(ours)
+        process.kill()
+        process.wait()
 
 
 def _time_interrupt(
-    process: "subprocess.Popen[bytes]", signum: signal.Signals, delay: float, patience: float
+    process: Program, output: int, signum: signal.Signals, delay: float, patience: float
 ) -> Outcome:
-    lines = _Lines(process.stdout.fileno())
+    lines = _Lines(output)
     ready = lines.until(READY, time.monotonic() + patience)
     assert ready, "the script ended before READY:\n" + "\n".join(lines.seen)
     time.sleep(delay)

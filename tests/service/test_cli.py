@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.forkery import Forkery
 from helpers.raw import epoch, hello
 from helpers.timing import MS, wait_for
 from tundish.cli import main
@@ -79,14 +80,8 @@ def folder():
 
 
 def tundish(*arguments, cwd=None, env=None, timeout=10_000 * MS) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "tundish", *map(str, arguments)],
-        cwd=cwd,
-        env=os.environ | (env or {}),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    args = ["-m", "tundish", *map(str, arguments)]
+    return Forkery.shared().run(args, cwd=cwd, env=env, timeout=timeout)
 
 
 def write(folder, source, name="feeds.py") -> Path:

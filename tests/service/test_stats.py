@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from helpers.datasets import arrays
+from helpers.forkery import Forkery
 from helpers.raw import Raw, epoch
 from helpers.tables import tables
 from helpers.timing import MS, until, wait_for
@@ -106,12 +107,8 @@ class TestTotals:
 
 class TestCommand:
     def run(self, service, *options):
-        done = subprocess.run(
-            [sys.executable, "-m", "tundish", "stats", "--socket", service.socket, *options],
-            capture_output=True,
-            text=True,
-            timeout=10_000 * MS,
-        )
+        args = ["-m", "tundish", "stats", "--socket", str(service.socket), *options]
+        done = Forkery.shared().run(args, timeout=10_000 * MS)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
