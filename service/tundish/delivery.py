@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tundish._core import Batch, Failure, Plan
 from tundish.arguments import integer
 from tundish.hub import Ask
+from tundish.pace import Pace
 from tundish.positions import compare
 from tundish.production import Production
 from tundish.splitting import Split
@@ -39,6 +40,7 @@ class Delivery:
         waited_for: Whether streams of the same production wait for this one when it lags.
         detached: How often it has fallen behind so far that it went on by itself.
         held_up: Seconds for which others of its production have waited for it.
+        pace: How fast cells are sent.
         over: Nothing more will be sent.
         total: Cells from `start` to the end of the epoch, None where that is not known.
         waits: Seconds the consumer waited for the loader, and the loader for the consumer.
@@ -76,7 +78,8 @@ class Delivery:
         self._again = False
         self.waits = [0.0, 0.0, 0.0]
         self._waiting = _OPENING
-        self._since = self._began = time.perf_counter()
+        self._since = time.perf_counter()
+        self.pace = Pace()
         self.next = stream.start
         self.had: set[int] = set()
         self.detached = 0
@@ -101,7 +104,8 @@ class Delivery:
     def begin(self) -> None:
         """Its production is there: sends START."""
         self._begun = True
-        self._since = time.perf_counter()  # waiting for its group is no waiting for the loader
+        # Waiting for its group is no waiting for the loader.
+        self._since, self.pace = time.perf_counter(), Pace()
         plan = self._plan
         header = {
             "feed": self.feed,
@@ -275,7 +279,7 @@ class Delivery:
             "skipped": stream.skipped,
             "redelivered": self.redelivered,
             "bytes": stream.sent_bytes,
-            "rate": stream.sent / max(1e-9, now - self._began),
+            "rate": self.pace.rate(stream.sent),
             "lag": production.held_by(self)
             if isinstance(production, Split)
             else max(0, stream.start + stream.sent - (stream.acked + 1)),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tundish import _core
 from tundish.gathering import Gathering
+from tundish.pace import EVERY
 from tundish.production import Production
 from tundish.splitting import Split
 from tundish_client._protocol.ranges import Ranges
@@ -33,9 +34,6 @@ _RETURN = 1.0
 
 _YOUNG = 0.5
 """Seconds of its life in which a server expects that somebody comes back."""
-
-_LOOK = 0.5
-"""Seconds between two looks at who is waited for, and at who has stopped."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +203,7 @@ class Hub:
             self._wake(production)
         member.production = production
         production.members.append(member)
-        if member.waited_for:
-            self._watch()
+        self._watch()
 
     def _covering(self, member: Delivery) -> Production | None:
         """The production that serves the most streams of those that `member` may join."""
@@ -344,26 +341,25 @@ class Hub:
         if self.idle:
             self._sweeper = self.loop.call_later(self._linger, self._sweep)
 
-    # Waiting
+    # Looking around
 
     def _watch(self) -> None:
+        """Look at the productions now and then, as long as they have streams."""
         if self._look is None:
             self._look = self.loop.call_later(self._every(), self._look_around)
 
     def _every(self) -> float:
-        return min(_LOOK, self._lease_timeout / 4) if self._splits else _LOOK
+        return min(EVERY, self._lease_timeout / 4) if self._splits else EVERY
 
     def _look_around(self) -> None:
         self._look = None
         now = time.monotonic()
-        watched = bool(self._splits)
         for split in list(self._splits.values()):
-            split.expire(now, self._lease_timeout)
+            split.look(now, self._lease_timeout)
         for same in list(self._productions.values()):
             for production in same:
-                production.remind(now)
-                watched = watched or any(member.waited_for for member in production.members)
-        if watched:
+                production.look(now)
+        if any(production.members for production in self):
             self._watch()
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ PATIENCE = 1.0
 """Seconds that a scrape waits for the event loop."""
 
 _MOST = 8
-"""Scrapes at a time; who comes on top is turned away."""
+"""Connections at a time; for one more, the one that has been silent for longest is closed."""
 
 _SILENT = 5.0
 """Seconds that a scraper has for its request."""
@@ -122,7 +122,8 @@ class _Http(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def __init__(self, family: int, where: Any, handler: Any) -> None:
         self.address_family = family
         self._ended = False
-        self._places = threading.Semaphore(_MOST)
+        self._open: dict[socket.socket, bool] = {}  # whether it has asked; the oldest is first
+        self._lock = threading.Lock()
         super().__init__(where, handler)
 
     def serve(self) -> None:
@@ -137,16 +138,32 @@ class _Http(socketserver.ThreadingMixIn, socketserver.TCPServer):
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
-    def verify_request(self, *_: object) -> bool:
-        """Whether there is a place for one more."""
-        return self._places.acquire(blocking=False)
+    def verify_request(self, request: Any, _: object) -> bool:
+        """Whether there is a place for one more, or can be made: nobody is held up by silence."""
+        with self._lock:
+            if len(self._open) >= _MOST:
+                silent = next((one for one, asked in self._open.items() if not asked), None)
+                if silent is None:
+                    return False
+                del self._open[silent]
+                with contextlib.suppress(OSError):
+                    silent.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._open[request] = False
+        return True
+
+    def asked(self, request: Any) -> None:
+        """A request has come on this connection."""
+        with self._lock:
+            if request in self._open:
+                self._open[request] = True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answers one request, in a thread of its own."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            with self._lock:
+                self._open.pop(request, None)
 
     def handle_error(self, *_: object) -> None:
         """A scraper that went away is no news."""
@@ -155,14 +172,21 @@ class _Http(socketserver.ThreadingMixIn, socketserver.TCPServer):
 def _listen(address: str, registry: CollectorRegistry) -> _Http:
     from prometheus_client.exposition import MetricsHandler
 
-    handler = type("_Handler", (MetricsHandler.factory(registry),), {"timeout": _SILENT})
+    class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]
+        timeout = _SILENT
+
+        def parse_request(self) -> bool:
+            whole = bool(super().parse_request())
+            self.server.asked(self.request)
+            return whole
+
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, _, _, _, where = found[0]
-        return _Http(family, where, handler)
+        return _Http(family, where, Handler)
     except OSError as error:
         raise ConfigError(
             f"metrics={address!r}: cannot listen there ({error.strerror}); choose another port, "

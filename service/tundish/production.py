@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from tundish._core import Batch, End, Failure
+from tundish.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -61,6 +62,7 @@ class Production:
         nbytes: Bytes that the cells which are held take.
         run: The run.
         number: Its number, no other run of the server has it.
+        pace: How fast it hands out cells.
         idle_since: When its last stream left it (`time.monotonic`), if it is idle.
     """
 
@@ -78,7 +80,8 @@ class Production:
         self.start = self.low = self.high = start
         self.nbytes = 0
         self.background = background
-        self.began = self.idle_since = time.monotonic()
+        now = self.idle_since = time.monotonic()
+        self.pace = Pace(start)
         self._hub = hub
         self._cells: deque[Cell] = deque()
         self._end: End | None = None
@@ -88,9 +91,9 @@ class Production:
         self._poked = False
         self._waiting_since: float | None = None
         self._waiting_for: list[Delivery] = []
-        self._counted = self.began
+        self._counted = now
         self._patience = _BRIEFLY
-        self._patient_since = self.began
+        self._patient_since = now
         self._timer: asyncio.TimerHandle | None = None
         self._said = 0.0
         self.number = self._token = hub.pump.register(self._ready)
@@ -271,6 +274,13 @@ class Production:
                 now - since,
             )
 
+    def look(self, now: float) -> None:
+        """To be called now and then: takes note of its streams' pace, and of who is waited for."""
+        self.pace.mark(self.high)
+        for member in self.members:
+            member.pace.mark(member.stream.sent)
+        self.remind(now)
+
     # Waking
 
     def _ready(self) -> None:
@@ -292,7 +302,6 @@ class Production:
 
     def stats(self) -> dict[str, Any]:
         """The run's counters, for STATS."""
-        seconds = max(1e-9, time.monotonic() - self.began)
         since = self.waited_since()
         return {
             **self.ask.describe(),
@@ -303,7 +312,7 @@ class Production:
             "streams": len(self.members),
             "held": self.high - self.low,
             "bytes": self.nbytes,
-            "rate": (self.high - self.start) / seconds,
+            "rate": self.pace.rate(self.high),
             "background": self.background,
             "waiting_for": [] if since is None else [member.name for member in self.late()],
             "waiting": 0.0 if since is None else time.monotonic() - since,

@@ -61,7 +61,7 @@ _RUN = [
     _Of("run_start_batch", "The batch it began at.", "start"),
     _Of("run_position_batch", "The batch it hands out next.", "position"),
     _Of("run_batches", "Batches of this run in all.", "total"),
-    _Of("run_rate_batches_per_second", "Cells handed out, since it began.", "rate"),
+    _Of("run_rate_batches_per_second", "Cells handed out, in the last five seconds.", "rate"),
     _Of("run_ready_batches", "Batches made that nobody took yet.", "ready"),
     _Of("run_working_batches", "Batches being made.", "working"),
     _Of("run_held_batches", "Batches held for streams that lag or join late.", "held"),
@@ -81,7 +81,7 @@ _RUN = [
 _STREAM = [
     _Of("stream_start_batch", "The batch it began at.", "start"),
     _Of("stream_position_batch", "The batch it is sent next.", "position"),
-    _Of("stream_rate_batches_per_second", "Cells sent, since it began.", "rate"),
+    _Of("stream_rate_batches_per_second", "Cells sent, in the last five seconds.", "rate"),
     _Of("stream_lag_batches", "Cells sent that it has not consumed.", "lag"),
     _Of("stream_behind_batches", "Cells that its run has for it, not sent yet.", "behind"),
     _Of("stream_joined_streams", "Streams of its gathering group that are there.", "joined"),

@@ -234,7 +234,12 @@ class Server:
             for delivery in session.deliveries.values()
         ]
         return {
-            "server": {"pid": os.getpid(), "instance": self.instance, "socket": str(self.socket)},
+            "server": {
+                "pid": os.getpid(),
+                "instance": self.instance,
+                "socket": str(self.socket),
+                "metrics": self.metrics,
+            },
             "connections": len(self._sessions),
             "streams": streams,
             "runs": runs,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tundish._core import End
+from tundish.pace import Pace
 from tundish.remainder import Remainder
 from tundish_client._protocol.ranges import Ranges
 
@@ -61,9 +62,9 @@ class Split:
         self.ask = ask
         self.members: list[Delivery] = []
         self.redelivered = 0
-        self.began = time.monotonic()
         self._hub = hub
         self.acked = Ranges(acked.pairs())
+        self._pace = Pace(len(self.acked))
         self._leases: dict[int, _Lease] = {}
         self._again: deque[Cell] = deque()
         self._returned: set[int] = set()
@@ -163,7 +164,14 @@ class Split:
         if not self.members:
             self.close()
 
-    def expire(self, now: float, lease_timeout: float) -> None:
+    def look(self, now: float, lease_timeout: float) -> None:
+        """To be called now and then: takes note of the pace, and of who acknowledges nothing."""
+        self._pace.mark(len(self.acked))
+        for member in self.members:
+            member.pace.mark(member.stream.sent)
+        self._expire(now, lease_timeout)
+
+    def _expire(self, now: float, lease_timeout: float) -> None:
         """Give to others what members hold that have not acknowledged anything for so long."""
         if len(self.members) < 2:
             return
@@ -242,7 +250,6 @@ class Split:
 
     def stats(self) -> dict[str, Any]:
         """The run's counters, for STATS."""
-        seconds = max(1e-9, time.monotonic() - self.began)
         return {
             **self.ask.describe(),
             "run": self.number,
@@ -255,7 +262,7 @@ class Split:
                 getattr(cell, "nbytes", 0)
                 for cell in (*self._again, *(lease.cell for lease in self._leases.values()))
             ),
-            "rate": len(self.acked) / seconds,
+            "rate": self._pace.rate(len(self.acked)),
             "background": False,
             "redelivered": self.redelivered,
             "waiting_for": [],

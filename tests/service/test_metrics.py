@@ -212,26 +212,26 @@ class TestNotInTheWay:
             assert not [name for name, _ in samples(text) if name.startswith("tundish_memory")]
             assert value(await look(server), "up") == 1
 
-    async def test_scrapes_that_say_nothing_cost_their_place_only(self, path, monkeypatch):
-        monkeypatch.setattr("tundish.metrics._SILENT", 100 * MS)
+    @pytest.mark.parametrize("said", [b"", b"GET /met", b"GET /metrics HTTP/1.1\r\nHost:"])
+    async def test_connections_that_ask_for_nothing_keep_nobody_out(self, path, said):
+        """Whoever asks while they are silent is answered, in the place of the oldest of them."""
         async with serve(arrays(), socket=path, metrics="127.0.0.1:0") as server:
             host, port = server.metrics.split(":")
             before = threading.active_count()
             silent = [socket.create_connection((host, int(port))) for _ in range(20)]
             try:
+                for sock in silent:
+                    sock.sendall(said)
                 async with AsyncClient(path) as client:
                     assert await _read(client.epoch(0)) == 10
-                assert threading.active_count() - before < 20
-
-                def answered():
-                    try:
-                        return bool(scrape(server.metrics, timeout=1000 * MS))
-                    except OSError:
-                        return False
-
-                deadline = time.monotonic() + 2000 * MS
-                while not await asyncio.to_thread(answered):
-                    assert time.monotonic() < deadline
+                began = time.monotonic()
+                for _ in range(10):
+                    text = await asyncio.to_thread(scrape, server.metrics)
+                    assert value(text, "feed_batches_total") == 10
+                assert time.monotonic() - began < 2000 * MS
+                await until(lambda: threading.active_count() - before < 12, "the oldest to go")
+                silent[0].settimeout(1)
+                assert silent[0].recv(100) == b""
             finally:
                 for sock in silent:
                     sock.close()
@@ -348,11 +348,10 @@ class TestCommandLine:
 
     def test_a_sidecar_has_metrics_too(self, serve, tmp_path):
         (tmp_path / "feeds.py").write_text(textwrap.dedent(FEEDS))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        options = {"metrics": address, "share_window": "1MiB", "join_timeout": 5.5}
+        options = {"metrics": "127.0.0.1:0", "share_window": "1MiB", "join_timeout": 5.5}
         with spawn(f"{tmp_path / 'feeds.py'}:train", lease_timeout=7, **options) as client:
             assert sum(1 for _ in client.epoch(0)) == 10
+            address = client.stats()["server"]["metrics"]
             assert value(scrape(address), "feed_batches_total") == 10
             with open(f"/proc/{client.pid}/cmdline") as file:
                 command = file.read().split("\0")
