@@ -74,7 +74,7 @@ class AsyncClient(BaseClient):
         group_size: int | None = None,
         split: str | None = None,
         on_lag: str = "detach",
-        prefetch: int = 2,
+        prefetch: int | None = None,
         copy: bool = False,
     ) -> AsyncStream:
         """Like `Client.epoch`; needs no `await`.
@@ -100,7 +100,7 @@ class AsyncClient(BaseClient):
         group: str | None = None,
         group_size: int | None = None,
         on_lag: str = "detach",
-        prefetch: int = 2,
+        prefetch: int | None = None,
         copy: bool = False,
     ) -> AsyncStream:
         """Like `Client.resume`; the server is asked when it is for `epoch`."""

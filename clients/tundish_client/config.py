@@ -32,6 +32,8 @@ MAX_NAME: Final = 200
 """Characters that the name of a client may have."""
 RECEIVE_BYTES: Final = 256 * 2**20
 """Bytes of batches a stream takes in ahead of the consumer; one batch may exceed it."""
+SMALL: Final = 32 * 2**10
+"""Bytes of a batch that costs less to send than to ask for: several are sent at a time."""
 
 _INT63: Final = 2**63 - 1
 _UNEVEN: Final = ("pad", "drop", "keep")
@@ -260,7 +262,7 @@ class EpochOptions:
     split: str | None = None
     acked: Sequence[Sequence[int]] = ()
     on_lag: str = "detach"
-    prefetch: int = 2
+    prefetch: int | None = None
     copy: bool = False
 
     def __post_init__(self) -> None:
@@ -275,10 +277,9 @@ class EpochOptions:
         put("rank", self._checked_rank())
         _check_choice("uneven", self.uneven, _UNEVEN)
         _check_choice("on_lag", self.on_lag, _ON_LAG)
-        for name, most in (("batch_size", _INT63), ("group_size", 2**20)):
+        for name, most in (("batch_size", _INT63), ("group_size", 2**20), ("prefetch", 2**20)):
             if (value := getattr(self, name)) is not None:
                 put(name, check_int(name, value, 1, most))
-        put("prefetch", check_int("prefetch", self.prefetch, 1, 2**20))
         _check_bool("copy", self.copy)
         put("acked", check_ranges("acked", self.acked))
         self._check_together()
@@ -345,6 +346,14 @@ class EpochOptions:
             "world_size": self.world_size,
             "uneven": self.uneven,
             **{name: value for name, value in optional.items() if value is not None},
-            # One more for the batch in the user's hands, whose credit comes back with its ACK.
-            "credits": {"batches": self.prefetch + 1, "bytes": RECEIVE_BYTES},
+            "credits": {"batches": self.window, "bytes": RECEIVE_BYTES},
         }
+
+    @property
+    def window(self) -> int:
+        """Batches that may be here at a time, to begin with.
+
+        One more than are sent ahead: the one in the user's hands, whose credit comes back with its
+        ACK.
+        """
+        return (2 if self.prefetch is None else self.prefetch) + 1

@@ -27,7 +27,7 @@ def resume_any(
     group: str | None,
     group_size: int | None,
     on_lag: str,
-    prefetch: int,
+    prefetch: int | None,
     copy: bool,
 ) -> EpochOptions:
     """Returns what a stream of a client has to ask for to go on at `state`; see `Client.resume`.
@@ -66,7 +66,7 @@ def resume_options(
     rank: int | None,
     world_size: int | None,
     uneven: str | None,
-    prefetch: int,
+    prefetch: int | None,
     copy: bool,
 ) -> EpochOptions:
     """The same for a position, also of an epoch in-process.

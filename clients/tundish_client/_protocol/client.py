@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ..config import DEFAULT_NAME
+from ..config import DEFAULT_NAME, SMALL
 from ..errors import ConnectError, ConnectionLost, ProtocolError, TundishError
 from .acks import ack_message
 from .cells import Cell, read_count, read_indices
@@ -282,8 +282,9 @@ class ClientConnection(Keeping):
     def take(self, stream: StreamState) -> Any:
         """Returns the stream's next cell, END, or None when it has to be waited for.
 
-        Acknowledges the batch before it and gives its credit back, in one message. The cell stays
-        at the head of the queue until `stream.handed` is set to it.
+        Acknowledges the batch before it and gives its credit back, in one message; those of small
+        batches go together. The cell stays at the head of the queue until `stream.handed` is set
+        to it.
 
         Raises:
             Exception: The stream has failed; the cell's own error is left in `cell.error`.
@@ -291,7 +292,7 @@ class ClientConnection(Keeping):
         stream.settle()
         if stream.owed is not None:
             if self._reports(stream):
-                self._out.append(ack_message(stream.number, *stream.owed))
+                self._acknowledge(stream, *stream.owed)
             stream.owed = None
         cell = stream.head()
         if cell is not None:
@@ -302,6 +303,25 @@ class ClientConnection(Keeping):
         if not stream.asked and self.failed is None:
             self._ask(stream)
         return None
+
+    def _acknowledge(self, stream: StreamState, batch: int, nbytes: int) -> None:
+        """Queues the ACK; of a small batch when half of the window is owed, or nothing is here.
+
+        In a split others wait for it. The first small one makes the window wider.
+        """
+        if nbytes <= SMALL and (more := stream.widen()):
+            credit = {"batches": more, "bytes": 0}
+            self.send("CREDIT", {"stream": stream.number, "credits": credit})
+        late = stream.late
+        late.append(ack_message(stream.number, batch, nbytes))
+        if (
+            nbytes > SMALL
+            or stream.split is not None
+            or not stream.cells
+            or len(late) >= stream.window // 2
+        ):
+            self._out += late
+            late.clear()
 
     def _reports(self, stream: StreamState) -> bool:
         """Whether the server wants to know: after END and before EPOCH it does not."""

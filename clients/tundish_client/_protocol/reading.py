@@ -6,13 +6,16 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..config import EpochOptions
+from ..config import RECEIVE_BYTES, EpochOptions
 from ..errors import ConfigError, ProtocolError, TundishError
 from .cells import Cell, read_count
 from .standing import COUNTS, Standing
 
 __all__ = ["StreamState"]
 
+
+_WIDE = 9
+"""The window of small batches, if the user does not say how many: 8 ahead."""
 
 _CLOSED = "this stream is closed: ask the client for a new one"
 
@@ -42,6 +45,8 @@ class StreamState(Standing):
         answered: Whether that has said START.
         reader: The thread that is reading.
         owed: Batch and bytes to be acknowledged next.
+        window: Batches that may be here at a time.
+        late: Messages that acknowledge small batches, to be sent together.
         ended: END has come.
         final: The consumer has been told about the end.
         clean: The user ended the stream, and not by an exception.
@@ -52,6 +57,8 @@ class StreamState(Standing):
         self.asked = self.answered = False
         self.reader: int | None = None
         self.owed: tuple[int, int] | None = None
+        self.window = options.window
+        self.late: list[bytes] = []
         self.received = self.received_errors = self.received_skipped = 0
         self.seen: set[int] = set()
         self.ended = False
@@ -71,6 +78,7 @@ class StreamState(Standing):
     def ask(self) -> dict[str, Any]:
         """Returns the header of EPOCH, for this connection."""
         self.asked, self.answered = True, False
+        self.late.clear()  # the credit below is that of a consumer that has acknowledged all
         header = {"stream": self.number, **self.options.header()}
         if self.split is not None and len(self.acked):
             header["acked"] = self.acked.pairs()
@@ -88,15 +96,14 @@ class StreamState(Standing):
             self._samples + sum(cell.count() for cell in self.cells),
         )
         held = sum(cell.nbytes for cell in self.cells)
-        full = self.options.header()["credits"]
         return {
             "feed": self.feed,
             "start": self._expected(),
             "fingerprint": self.fingerprint,
             # The credit of the cells that are held comes with their ACK.
             "credits": {
-                "batches": max(0, full["batches"] - len(self.cells)),
-                "bytes": max(0, full["bytes"] - held),
+                "batches": max(0, self.window - len(self.cells)),
+                "bytes": max(0, RECEIVE_BYTES - held),
             },
         }
 
@@ -182,6 +189,21 @@ class StreamState(Standing):
         self.received_errors += failed
         self.received_skipped += len(cell.skipped)
         self.cells.append(cell)
+
+    def widen(self) -> int:
+        """Makes the window wider for small batches, where it was left to us.
+
+        What a batch costs on the way is nothing beside the work on a large one, but all there is of
+        a small one. In a split, what is ahead here is kept from faster consumers.
+
+        Returns:
+            The credit that is to be given: batches.
+        """
+        if self.options.prefetch is not None or self.split is not None:
+            return 0
+        more = max(0, _WIDE - self.window)
+        self.window += more
+        return more
 
     def _check_place(self, cell: Cell) -> None:
         if self.in_order:
