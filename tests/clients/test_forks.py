@@ -2,49 +2,13 @@
 
 import asyncio
 import os
-import signal
 import threading
 
 from helpers.clients import END
+from helpers.forked import in_child, inode, inodes, refused
 from helpers.timing import until, wait_for
 from tundish_client import AsyncClient, Client, TundishError, _opening
 from tundish_client.testing import Close, ScriptedServer
-
-
-def in_child(work) -> int:
-    """Forks; returns the exit status of work() in the child: 0 if it returned True."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            signal.alarm(5)  # ends it if it hangs
-            status = 0 if work() else 2
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def refused(call) -> bool:
-    try:
-        call()
-    except TundishError as error:
-        return "fork" in str(error) and str(os.getppid()) in str(error)
-    return False
-
-
-def inode(sock) -> int:
-    return os.fstat(sock.fileno()).st_ino
-
-
-def inodes() -> list[int]:
-    """Of all open file descriptors."""
-    out = []
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        try:
-            out.append(os.fstat(fd).st_ino)
-        except OSError:
-            pass
-    return out
 
 
 class TestFork:
@@ -60,7 +24,7 @@ class TestFork:
         with ScriptedServer(path=path, welcome=False) as silent:
             reader.start()
             silent.wait_for(lambda: bool(silent.kinds("HELLO")))
-            ours = inode(client._link._opening._sock)
+            ours = inode(client._link._opening._sock.fileno())
 
             def child() -> bool:
                 told = all(refused(c) for c in (client.ping, client.feeds, lambda: client.epoch(0)))
@@ -86,7 +50,7 @@ class TestFork:
                 return [one._sock for one in _opening._live if one._sock is not None]
 
             wait_for(lambda: len(open_now()) == 1, "the connection")
-            ours = inode(open_now()[0])
+            ours = inode(open_now()[0].fileno())
             assert in_child(lambda: ours not in inodes()) == 0
         with ScriptedServer([5], path=path):
             thread.join(5)
@@ -122,7 +86,7 @@ class TestFork:
         with ScriptedServer(path=path, welcome=False) as silent:
             waiting = asyncio.create_task(anext(stream))
             await until(lambda: bool(silent.kinds("HELLO")), "HELLO")
-            ours = inode(client._link._opening._sock)
+            ours = inode(client._link._opening._sock.fileno())
 
             def child() -> bool:
                 return refused(lambda: client.epoch(0)) and ours not in inodes()

@@ -7,21 +7,11 @@ import threading
 import pytest
 
 from helpers.clients import END, KINDS, Reader
+from helpers.splits import PRINT, SAID, batches, serve
 from helpers.timing import MS
 from tundish_client import AsyncClient, Client, ConfigError, ConnectionLost, TundishError
 from tundish_client._protocol.ranges import Ranges
-from tundish_client.testing import Batch, Close, Fail, Revoke, ScriptedServer, Silence
-
-PRINT = {"seed": 7, "samples": 40, "order": "stable/1", "batch_size": 4, "drop_last": False}
-SAID = {"batches": 10, "exact": False, "in_order": False, "fingerprint": PRINT}
-
-
-def batches(*numbers):
-    return [Batch(f"batch {n}", [4 * n, 4 * n + 1], number=n) for n in numbers]
-
-
-def serve(*script, **options):
-    return ScriptedServer(script, announce=SAID, **options)
+from tundish_client.testing import Close, Fail, Revoke, ScriptedServer, Silence
 
 
 @pytest.fixture(params=KINDS)

@@ -7,20 +7,10 @@ import gc
 import pytest
 
 from helpers.clients import Reader
+from helpers.splits import PRINT, SAID, batches, serve
 from helpers.timing import MS
 from tundish_client import AsyncClient, Client
 from tundish_client.testing import Batch, ScriptedServer, Silence
-
-PRINT = {"seed": 7, "samples": 40, "order": "stable/1", "batch_size": 4, "drop_last": False}
-SAID = {"batches": 10, "exact": False, "in_order": False, "fingerprint": PRINT}
-
-
-def batches(*numbers):
-    return [Batch(f"batch {n}", [4 * n, 4 * n + 1], number=n) for n in numbers]
-
-
-def serve(*script, **options):
-    return ScriptedServer(script, announce=SAID, **options)
 
 
 class Oops(Exception):

@@ -1,9 +1,7 @@
 """One client in several threads, and in a forked child."""
 
 import asyncio
-import contextlib
 import gc
-import os
 import subprocess
 import sys
 import textwrap
@@ -12,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 
+from helpers.forked import in_child, inode, inodes, refused
 from tundish_client import AsyncClient, Client, TundishError
 from tundish_client.testing import ScriptedServer, Silence
 
@@ -102,39 +101,6 @@ def test_close_wakes_waiting_threads():
         assert all("closed" in str(error) for error in results)
         timer.join()
         server.wait_for(lambda: server.connections == 0)
-
-
-def in_child(work) -> int:
-    """Forks; returns the exit status of work() in the child: 0 if it returned True."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            status = 0 if work() else 2
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def refused(call) -> bool:
-    try:
-        call()
-    except TundishError as error:
-        return "fork" in str(error) and str(os.getppid()) in str(error)
-    return False
-
-
-def inode(fd: int) -> int:
-    return os.fstat(fd).st_ino
-
-
-def inodes() -> list[int]:
-    """Of all open file descriptors (their numbers would be used again at once)."""
-    out = []
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):
-            out.append(inode(fd))
-    return out
 
 
 def test_forked_child_is_told_and_the_parent_goes_on():

@@ -15,6 +15,7 @@ import weakref
 import pytest
 
 from helpers.datasets import MODES, Range, outcomes
+from helpers.forked import told
 from helpers.sigint import READY, interrupt
 from helpers.timing import MS, until, wait_for
 from tundish import ConcatDataset, DataLoader, MapDataset, Subset, _core, awaiting
@@ -581,15 +582,5 @@ def test_a_loader_is_freed_although_its_loop_ran():
 def test_a_forked_child_has_a_loop_of_its_own():
     loader = DataLoader(Async(4), 2, num_workers=2, items_in_parallel=2)
     assert outcomes(iter(loader)) == [[0, 1], [2, 3]]
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write, repr(outcomes(iter(loader))).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, "rb") as answer:
-        assert answer.read() == b"[[0, 1], [2, 3]]"
-    os.waitpid(child, 0)
+    assert told(lambda: outcomes(iter(loader))) == "[[0, 1], [2, 3]]"
     assert outcomes(iter(loader)) == [[0, 1], [2, 3]]

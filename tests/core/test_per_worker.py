@@ -4,7 +4,6 @@ import asyncio
 import copy
 import gc
 import logging
-import os
 import pickle
 import threading
 import weakref
@@ -12,6 +11,7 @@ import weakref
 import pytest
 
 from helpers.datasets import Range, outcomes
+from helpers.forked import told
 from helpers.timing import MS, wait_for
 from tundish import (
     ConfigError,
@@ -328,22 +328,6 @@ def test_a_close_that_has_to_be_awaited_is_not_called():
     gc.collect()
 
 
-def in_child(call):
-    """What a forked child's `call` returns, as text."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write, repr(call()).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, encoding="utf-8") as answer:
-        text = answer.read()
-    os.waitpid(child, 0)
-    return text
-
-
 def test_a_forked_child_makes_its_own_and_leaves_the_parents_alone(made):
     factories = [DatasetFactory(Owned)]
     assert factories[0][1] == 1
@@ -356,7 +340,7 @@ def test_a_forked_child_makes_its_own_and_leaves_the_parents_alone(made):
         gc.collect()
         return found, made[0].asked, made[0].closed_by
 
-    assert in_child(child) == str(((([[*range(8)], [*range(8, 16)]]), 2), [1], None))
+    assert told(child) == str(((([[*range(8)], [*range(8, 16)]]), 2), [1], None))
     assert (made[0].asked, len(made)) == ([1], 1)
 
 
@@ -369,7 +353,7 @@ def test_a_forked_child_does_not_close_what_it_never_asked_for(made):
         gc.collect()
         return made[0].closed_by
 
-    assert in_child(child) == "None"
+    assert told(child) == "None"
     factories.clear()
     assert made[0].closed_by == made[0].owner
 

@@ -125,7 +125,7 @@ def test_who_is_waited_for_holds_the_group_up_and_nothing_is_made_twice(
 ):
     before = watch.loads("wide")
     expected = digests(ours["wide"].epoch(number))
-    job = {"feed": "wide", "group": "g", "group_size": 3}
+    job = {"feed": "wide", "group": "g", "group_size": 3, "prefetch": 2}
     stopped = young.start(service.socket, number, on_lag="wait", **job)
     others = [young.start(service.socket, number, **job) for _ in range(2)]
     stopped.until(3).stop()
