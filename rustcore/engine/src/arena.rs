@@ -79,6 +79,25 @@ impl std::fmt::Debug for Arena {
     }
 }
 
+/// Why memory is wanted for a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A stream needs this batch next.
+    Next,
+    /// Nobody has asked for it yet. Its run has so many bytes of such batches already.
+    Ahead(u64),
+}
+
+/// A run's part of what runs may have ahead, whatever others hold; given up on drop.
+#[derive(Debug)]
+pub struct Part(Arc<Arena>);
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.0.room().runs -= 1;
+    }
+}
+
 /// Memory set aside for a batch that is being worked on: a slot that is free already, or the
 /// right to so many bytes more. What isn't used is given back on drop.
 #[derive(Debug)]
@@ -134,13 +153,23 @@ impl Arena {
         }
     }
 
+    /// Gives a run its part: all have an even one.
+    pub fn enter(self: &Arc<Self>) -> Part {
+        self.room().runs += 1;
+        Part(Arc::clone(self))
+    }
+
     /// Sets memory aside for a batch to come of `bytes`, or of a size that nobody knows.
-    /// Batches that are `needed` next are never refused; others may fill half of the
-    /// limit, so that there is memory for the needed ones. Makes no system call.
-    pub fn reserve(self: &Arc<Self>, bytes: Option<u64>, needed: bool) -> Option<Reservation> {
+    /// Batches that are needed next are never refused; others may fill half of the limit, so
+    /// that there is memory for the needed ones, and each run its part of an eighth, so that
+    /// what others hold doesn't have it make one batch at a time. Makes no system call.
+    pub fn reserve(self: &Arc<Self>, bytes: Option<u64>, need: Need) -> Option<Reservation> {
         let mut room = self.room();
-        let needed = needed || self.lenient;
-        let ahead = needed || room.may_run_ahead(bytes);
+        let needed = need == Need::Next || self.lenient;
+        let ahead = match need {
+            Need::Ahead(own) if !needed => room.may_run_ahead(bytes, own),
+            _ => true,
+        };
         if ahead && let Some(place) = bytes.and_then(|bytes| room.take(bytes)) {
             drop(room);
             let slot = Some(Body::of_slot(Arc::clone(self), place));

@@ -62,7 +62,7 @@ mod sync;
 mod waker;
 pub mod window;
 
-pub use arena::{Arena, MemoryListener, Reservation, SlotId, Usage};
+pub use arena::{Arena, MemoryListener, Need, Part, Reservation, SlotId, Usage};
 pub use array_source::{ArraySource, Container, Field};
 pub use body::{ALIGNMENT, Body};
 pub use cancel::Cancel;

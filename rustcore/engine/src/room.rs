@@ -17,6 +17,8 @@ const WASTE: u64 = 4;
 /// How long a machine that had nothing left is not asked again, and for how long room is kept
 /// for batches of a size that found none.
 const SHORT: Duration = Duration::from_secs(1);
+/// Of the limit, what all runs together may have ahead whatever others hold.
+const PARTS: u64 = 8;
 /// Of batches whose size nobody knows, so many would fill the limit; half of it is for them.
 const UNKNOWN: u64 = 16;
 
@@ -37,6 +39,8 @@ pub(crate) struct Room {
     wish: Option<(u64, Instant)>,
     /// When the machine had nothing left for a segment that was to be added.
     short: Option<Instant>,
+    /// Runs that have a part.
+    pub(crate) runs: u64,
     /// Whether a claim was refused since memory was last given back.
     pub(crate) refused: bool,
 }
@@ -73,9 +77,12 @@ impl Room {
         self.lent + self.heap + self.reserved
     }
 
-    /// Whether a batch that nobody needs next may be begun.
-    pub(crate) fn may_run_ahead(&self, bytes: Option<u64>) -> bool {
+    /// Whether a batch that nobody needs next may be begun, of a run that has `ahead` bytes of
+    /// such batches: within half of the limit, or within the run's own part.
+    pub(crate) fn may_run_ahead(&self, bytes: Option<u64>, ahead: u64) -> bool {
+        let part = self.limit / PARTS / self.runs.max(1);
         self.busy() + bytes.unwrap_or(0) <= self.limit / 2
+            || bytes.is_some_and(|bytes| ahead.saturating_add(bytes) <= part)
     }
 
     /// Bytes that may still be added.

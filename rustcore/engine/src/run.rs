@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::arena::Reservation;
+use crate::arena::{Need, Part, Reservation};
 use crate::cancel::Cancel;
 use crate::cell::{Batch, Cell, Failure, Options, Supply};
 use crate::deadlines::{Deadlines, Entry};
@@ -41,6 +41,8 @@ pub struct Run {
     asked: AtomicBool,
     /// Whether a claim was refused for want of memory.
     refused: AtomicBool,
+    /// Its part of the memory, until it is cancelled.
+    part: Mutex<Option<Part>>,
     totals: Totals,
 }
 
@@ -80,6 +82,7 @@ impl Run {
             reading: AtomicBool::new(false),
             asked: AtomicBool::new(false),
             refused: AtomicBool::new(false),
+            part: Mutex::new(options.encode.then(|| options.arena.enter())),
             totals: Totals::default(),
             options,
         })
@@ -149,6 +152,7 @@ impl Run {
     pub fn cancel(&self) -> Vec<Cell> {
         self.cancel.cancel();
         let left = self.window.close();
+        drop(lock(&self.part).take());
         // So that a worker notices, and the pool lets go of this run and of what it holds.
         self.ring();
         left
@@ -201,11 +205,11 @@ impl Run {
         if reads && self.reading.swap(true, Ordering::Acquire) {
             return None;
         }
-        let claim = self.window.claim(|needed| {
+        let claim = self.window.claim(|ahead| {
             if !self.options.encode {
                 return Some(None);
             }
-            self.reserve(needed).map(Some)
+            self.reserve(ahead).map(Some)
         });
         if reads && claim.is_none() {
             self.reading.store(false, Ordering::Release);
@@ -213,13 +217,15 @@ impl Run {
         claim
     }
 
-    /// Memory for the next batch; `next` says that no other is under way or waits to be taken.
-    fn reserve(&self, next: bool) -> Option<Reservation> {
+    /// Memory for the next batch; so many others are under way or wait to be taken.
+    fn reserve(&self, ahead: u64) -> Option<Reservation> {
+        let next = ahead == 0;
         let largest = self.options.largest.load(Ordering::Relaxed);
         let bytes = (largest > 0).then_some(largest);
         let reserve = || {
             let needed = next && self.asked.load(Ordering::SeqCst);
-            self.options.arena.reserve(bytes, needed)
+            let need = if needed { Need::Next } else { Need::Ahead(ahead.saturating_mul(largest)) };
+            self.options.arena.reserve(bytes, need)
         };
         let reservation = reserve();
         if reservation.is_some() || !next {

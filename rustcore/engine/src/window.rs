@@ -91,15 +91,16 @@ impl<T> Window<T> {
 
     /// Hands out the next batch to work on, if one is inside the window.
     ///
-    /// `admit` is asked last and may refuse (a byte budget); it is told whether this is
-    /// the batch that the consumer needs next, which no budget may refuse.
-    pub fn claim<A>(&self, admit: impl FnOnce(bool) -> Option<A>) -> Option<(u64, A)> {
+    /// `admit` is asked last and may refuse (a byte budget); it is told how many batches were
+    /// claimed and not handed out yet. If there are none, this is the batch that the consumer
+    /// needs next, which no budget may refuse.
+    pub fn claim<A>(&self, admit: impl FnOnce(u64) -> Option<A>) -> Option<(u64, A)> {
         let mut state = lock(&self.state);
         let outstanding = (state.next_claim - self.start) - state.delivered;
         if state.closed || state.next_claim >= state.end || outstanding >= self.width {
             return None;
         }
-        let admitted = admit(outstanding == 0)?;
+        let admitted = admit(outstanding)?;
         let batch = state.next_claim;
         state.next_claim += 1;
         if self.in_order {

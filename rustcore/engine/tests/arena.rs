@@ -5,7 +5,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tundish_engine::{ALIGNMENT, Arena, MemoryListener};
+use tundish_engine::{ALIGNMENT, Arena, MemoryListener, Need};
+
+/// Of a run that has had its part.
+const AHEAD: Need = Need::Ahead(u64::MAX);
 
 #[test]
 fn a_slot_that_comes_back_is_the_next_to_go_out() {
@@ -153,11 +156,11 @@ fn the_heap_that_a_batch_takes_besides_counts_as_long_as_the_batch() {
 fn a_free_slot_is_set_aside_and_comes_back() {
     let arena = Arena::new(200_000);
     drop(arena.allocate(80_000, None).unwrap());
-    let held = arena.reserve(Some(80_000), false).unwrap();
+    let held = arena.reserve(Some(80_000), AHEAD).unwrap();
     assert_eq!((arena.usage().slots_lent, arena.usage().reserved), (1, 0));
     drop(held);
     assert_eq!(arena.usage().slots_lent, 0);
-    let held = arena.reserve(Some(80_000), false).unwrap();
+    let held = arena.reserve(Some(80_000), AHEAD).unwrap();
     let body = arena.allocate(70_000, Some(held)).unwrap();
     assert_eq!((body.len(), body.slot().is_some()), (70_000, true));
     assert_eq!(arena.usage().used, arena.usage().capacity);
@@ -166,9 +169,9 @@ fn a_free_slot_is_set_aside_and_comes_back() {
 #[test]
 fn bytes_are_set_aside_until_they_are_mapped() {
     let arena = Arena::new(200_000);
-    let held = arena.reserve(Some(40_000), false).unwrap();
+    let held = arena.reserve(Some(40_000), AHEAD).unwrap();
     assert_eq!((arena.usage().reserved, arena.usage().used), (45_056, 0));
-    let other = arena.reserve(Some(40_000), false).unwrap();
+    let other = arena.reserve(Some(40_000), AHEAD).unwrap();
     let body = arena.allocate(40_000, Some(held)).unwrap();
     assert!(body.slot().is_some());
     assert_eq!((arena.usage().reserved, arena.usage().used), (45_056, 45_056));
@@ -180,10 +183,10 @@ fn bytes_are_set_aside_until_they_are_mapped() {
 fn what_nobody_needs_yet_fills_half_of_the_limit() {
     let arena = Arena::new(1_000_000);
     drop((0..9).map(|_| arena.allocate(100_000, None).unwrap()).collect::<Vec<_>>());
-    let ahead: Vec<_> = std::iter::from_fn(|| arena.reserve(Some(100_000), false)).collect();
+    let ahead: Vec<_> = std::iter::from_fn(|| arena.reserve(Some(100_000), AHEAD)).collect();
     // Slots are 114,688 bytes.
     assert_eq!((ahead.len(), arena.usage().lent), (4, 4 * 114_688));
-    let needed: Vec<_> = (0..4).map(|_| arena.reserve(Some(100_000), true).unwrap()).collect();
+    let needed: Vec<_> = (0..4).map(|_| arena.reserve(Some(100_000), Need::Next).unwrap()).collect();
     let bodies: Vec<_> =
         needed.into_iter().map(|held| arena.allocate(100_000, Some(held)).unwrap()).collect();
     assert!(bodies.iter().all(|body| body.slot().is_some()));
@@ -191,9 +194,38 @@ fn what_nobody_needs_yet_fills_half_of_the_limit() {
 }
 
 #[test]
+fn each_run_has_its_part_whatever_others_hold() {
+    let arena = Arena::new(1_600_000);
+    let one = arena.enter();
+    let held: Vec<_> = (0..8).map(|_| arena.allocate(100_000, None).unwrap()).collect();
+    assert!(arena.reserve(Some(100_000), AHEAD).is_none(), "half of the limit is in use");
+    // An eighth of it is 200,000.
+    assert!(arena.reserve(Some(100_000), Need::Ahead(0)).is_some());
+    assert!(arena.reserve(Some(100_000), Need::Ahead(100_000)).is_some());
+    assert!(arena.reserve(Some(100_000), Need::Ahead(100_001)).is_none());
+    let other = arena.enter();
+    assert!(arena.reserve(Some(100_000), Need::Ahead(0)).is_some());
+    assert!(arena.reserve(Some(100_000), Need::Ahead(1)).is_none(), "there are two runs");
+    drop(other);
+    assert!(arena.reserve(Some(100_000), Need::Ahead(100_000)).is_some());
+    assert!(arena.reserve(None, Need::Ahead(0)).is_none(), "it may be of any size");
+    drop((one, held));
+}
+
+#[test]
+fn a_part_is_nothing_where_the_limit_is_reached() {
+    let arena = Arena::new(1_600_000);
+    let held: Vec<_> = (0..13).map(|_| arena.allocate(100_000, None).unwrap()).collect();
+    let rest: Vec<_> = std::iter::from_fn(|| arena.reserve(Some(100_000), Need::Ahead(0))).take(20).collect();
+    assert!(rest.len() < 3, "{}", rest.len());
+    assert!(arena.usage().used + arena.usage().reserved <= 1_600_000);
+    drop((held, rest));
+}
+
+#[test]
 fn a_lenient_arena_refuses_nothing() {
     let arena = Arena::lenient(100_000);
-    let held: Vec<_> = (0..5).map(|_| arena.reserve(Some(60_000), false).unwrap()).collect();
+    let held: Vec<_> = (0..5).map(|_| arena.reserve(Some(60_000), AHEAD).unwrap()).collect();
     let bodies = held.into_iter().map(|held| arena.allocate(60_000, Some(held)).unwrap());
     assert_eq!(bodies.collect::<Vec<_>>().iter().filter(|body| body.slot().is_some()).count(), 1);
     assert!(arena.usage().capacity <= 100_000);
@@ -203,21 +235,21 @@ fn a_lenient_arena_refuses_nothing() {
 fn what_is_needed_next_is_never_refused() {
     let arena = Arena::new(100_000);
     let first = arena.allocate(90_000, None).unwrap();
-    let needed = arena.reserve(Some(90_000), true).unwrap();
+    let needed = arena.reserve(Some(90_000), Need::Next).unwrap();
     let second = arena.allocate(90_000, Some(needed)).unwrap();
     assert!(second.slot().is_none());
     drop(first);
-    assert!(arena.reserve(Some(1000), false).is_none(), "the limit is passed");
+    assert!(arena.reserve(Some(1000), AHEAD).is_none(), "the limit is passed");
     drop(second);
-    assert!(arena.reserve(Some(1000), false).is_some());
+    assert!(arena.reserve(Some(1000), AHEAD).is_some());
 }
 
 #[test]
 fn batches_of_unknown_size_have_half_of_the_limit() {
     let arena = Arena::new(1 << 20);
-    let held: Vec<_> = std::iter::from_fn(|| arena.reserve(None, false)).collect();
+    let held: Vec<_> = std::iter::from_fn(|| arena.reserve(None, AHEAD)).collect();
     assert_eq!(held.len(), 8);
-    assert!(arena.reserve(None, true).is_some());
+    assert!(arena.reserve(None, Need::Next).is_some());
     let bodies: Vec<_> = held.into_iter().map(|held| arena.allocate(100_000, Some(held)).unwrap()).collect();
     assert!(bodies.iter().all(|body| body.slot().is_some()));
     assert!(arena.usage().used <= 1 << 20);
@@ -227,13 +259,13 @@ fn batches_of_unknown_size_have_half_of_the_limit() {
 fn a_batch_larger_than_what_was_set_aside_is_made_all_the_same() {
     let arena = Arena::new(1 << 20);
     drop(arena.allocate(10_000, None).unwrap());
-    let held = arena.reserve(Some(10_000), false).unwrap();
+    let held = arena.reserve(Some(10_000), AHEAD).unwrap();
     let body = arena.allocate(500_000, Some(held)).unwrap();
     assert_eq!(body.len(), 500_000);
     assert_eq!(arena.usage().lent, 565_248);
     // And one that is far smaller does not keep a slot that large, if there are others.
     drop((body, arena.allocate(1000, None).unwrap()));
-    let held = arena.reserve(Some(500_000), false).unwrap();
+    let held = arena.reserve(Some(500_000), AHEAD).unwrap();
     let body = arena.allocate(1000, Some(held)).unwrap();
     assert!(arena.usage().lent < 100_000, "{:?}", arena.usage());
     drop(body);
@@ -255,11 +287,11 @@ fn whoever_was_refused_is_told_when_memory_comes_back() {
     let body = arena.allocate(90_000, None).unwrap();
     drop(arena.allocate(90_000, None).unwrap());
     assert_eq!(told.0.load(Ordering::Relaxed), 0, "nobody was refused");
-    assert!(arena.reserve(Some(40_000), false).is_none());
+    assert!(arena.reserve(Some(40_000), AHEAD).is_none());
     drop(body);
     assert_eq!(told.0.load(Ordering::Relaxed), 1);
-    let held = arena.reserve(Some(40_000), false).unwrap();
-    assert!(arena.reserve(Some(40_000), false).is_none());
+    let held = arena.reserve(Some(40_000), AHEAD).unwrap();
+    assert!(arena.reserve(Some(40_000), AHEAD).is_none());
     drop(held);
     assert_eq!(told.0.load(Ordering::Relaxed), 2);
 }

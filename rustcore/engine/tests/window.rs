@@ -43,12 +43,12 @@ fn a_stuck_batch_costs_one_place_when_order_does_not_matter() {
 #[test]
 fn a_budget_may_refuse_any_batch_but_the_next_one() {
     let window: Window<u64> = Window::new(5, 9, 3, true);
-    assert_eq!(window.claim(|needed| needed.then_some("first")), Some((5, "first")));
-    assert_eq!(window.claim(|needed| needed.then_some("second")), None);
+    assert_eq!(window.claim(|ahead| (ahead == 0).then_some("first")), Some((5, "first")));
+    assert_eq!(window.claim(|ahead| (ahead == 0).then_some("second")), None);
     assert_eq!(window.put(5, 5), Ok(true));
-    assert_eq!(window.claim(|needed| needed.then_some("second")), None, "not yet taken");
+    assert_eq!(window.claim(|ahead| (ahead == 0).then_some("second")), None, "not yet taken");
     assert_eq!(window.take(), Take::Ready(5, 5));
-    assert_eq!(window.claim(|needed| needed.then_some("second")), Some((6, "second")));
+    assert_eq!(window.claim(|ahead| (ahead == 0).then_some("second")), Some((6, "second")));
 }
 
 #[test]
