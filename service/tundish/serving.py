@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
@@ -71,6 +72,10 @@ def serve_process(
     """
     log.configure(config.log_level)
     share_interpreter()
+    # What the feeds and all that was imported consist of stays for good: of a dataset of a million
+    # Python objects, each full collection of garbage would hold all streams up for a second.
+    gc.collect()
+    gc.freeze()
     try:
         return loops.run(_serve(feeds, config, names, sidecar), config.loop)
     finally:
