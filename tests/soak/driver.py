@@ -12,6 +12,7 @@ from helpers.sharing import Watch, loaders, with_datasets
 from helpers.timing import MS, wait_for
 from soak.check import complaints
 from soak.plan import BATCHES, FEEDS, Event, Round, plan
+from tundish_client import TundishError
 
 LEASE_TIMEOUT = 600 * MS
 JOIN_TIMEOUT = 1500 * MS
@@ -44,6 +45,7 @@ class Soak:
         self._service = Service(with_datasets(FEEDS), "feeds", env=OPTIONS)
         self._read: dict[tuple[Any, ...], dict[int, str]] = {}
         self._settle()
+        self._held = self._watch.held()  # of the first server, which nobody has used yet
 
     def close(self) -> None:
         self._watch.close()
@@ -57,12 +59,11 @@ class Soak:
         self.close()
 
     def _settle(self) -> None:
-        """Notes what the server holds when nobody reads; all its workers have begun."""
+        """Has all workers of a server begin, and waits until nobody reads."""
         self._watch = Watch(self._service)
         for feed in self._ours:
             assert sum(1 for _ in self._watch.client.epoch(0, feed=feed)) == BATCHES
         self._watch.wait_until_idle()
-        self._held = self._watch.held()
 
     def expected(self, epoch: int, job: dict[str, Any]) -> dict[int, str]:
         """The digests of all batches of an epoch that a consumer asks for, from its front."""
@@ -89,8 +90,8 @@ class Soak:
             expected = [self.expected(going.epoch, role.job) for role in going.roles]
             found = complaints(going, consumers, expected)
             found += self._left_behind()
-        except AssertionError as error:
-            found = [str(error)]
+        except (AssertionError, OSError, TundishError) as error:
+            found = [f"{type(error).__name__}: {error}"]
         if found:
             raise RoundFailed(self._report(going, consumers, found))
         return going
@@ -130,12 +131,12 @@ class Soak:
 
     def _left_behind(self) -> list[str]:
         """What the server still has although nobody reads any more."""
+        if self._service.process.poll() is not None:
+            return [f"the server ended with {self._service.process.returncode}"]
         if self._settle_later:
             self._settle_later = False
             self._settle()
         found = []
-        if self._service.process.poll() is not None:
-            return [f"the server ended with {self._service.process.returncode}"]
         try:
             self._watch.wait_until_idle()
             wait_for(lambda: self._watch.held() <= self._held, "descriptors and threads")
