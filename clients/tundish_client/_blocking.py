@@ -25,7 +25,7 @@ from typing import Any
 from ._base import Life
 from ._opening import Opening, Patience, Recovery
 from ._protocol.reading import StreamState
-from ._signals import uninterrupted
+from ._signals import try_to_take, uninterrupted
 from .config import ClientOptions
 from .errors import ConnectError, ConnectionLost, TundishError
 
@@ -47,8 +47,7 @@ class BlockingLink:
         """
         self.life = life
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._waiting = 0
+        self._waiters: list[threading.Lock] = []  # one for each thread that waits, held till then
         self._reader: int | None = None  # the thread that may receive
         self._received: list[int] = []  # counts that the core has not been told yet
         self._unsent = b""
@@ -123,11 +122,15 @@ class BlockingLink:
 
     def cancel_dropped(self) -> None:
         """Cancels what was garbage collected, if no other thread is about to do that."""
-        while self._dropped and not self.life.over and self._lock.acquire(blocking=False):
+        while self._dropped and not self.life.over:
+            taken: list[bool] = []
             try:
+                if not try_to_take(self._lock, taken):
+                    return
                 uninterrupted(self._guarded, self._cancel_now, ())
             finally:
-                self._lock.release()
+                if True in taken:
+                    self._lock.release()
 
     def _cancel_now(self) -> None:
         while self.core.recovers and self._take_in():  # as in `cancel`
@@ -138,18 +141,20 @@ class BlockingLink:
         """Closes the connection. Never waits for the server."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(sockets.SHUT_RDWR)  # wakes a reader in another thread
-        # A signal handler may be on top of the very thread that holds the lock.
-        held = self._lock.acquire(timeout=1.0)
+        taken: list[bool] = []
         try:
+            # A signal handler may be on top of the very thread that holds the lock.
+            try_to_take(self._lock, taken, 1.0)
             self.core.recovers = False
             self.core.lose(ConnectionLost("the client was closed"))
             if self.segments is not None:
                 self.segments.close()
             if self._reader in (None, threading.get_ident()):
                 self._hang_up()  # else the reader does, once it is out of its call
+            if True in taken:
+                self._wake()
         finally:
-            if held:
-                self._changed.notify_all()
+            if True in taken:
                 self._lock.release()
 
     def _hang_up(self) -> None:
@@ -180,16 +185,14 @@ class BlockingLink:
         me = threading.get_ident()
         try:
             while True:
-                with self._changed:
+                with self._lock:
                     result = uninterrupted(self._step, ready, args)
                     if result is not None:
                         return result
-                    if self._reader not in (None, me):
-                        self._wait_for_reader()
-                        continue
-                    self._reader = me
-                    view = None if self.core.recovering else self.core.get_buffer()
-                if view is None:
+                    waiter, view = self._prepare(me)
+                if waiter is not None:
+                    self._wait_for(waiter, _SLICE)
+                elif view is None:
                     self._recover()
                 elif not self._dropped:
                     self._receive(view)
@@ -198,9 +201,9 @@ class BlockingLink:
                 self._reader = None
                 if self.life.closed:
                     self._hang_up()
-                elif self._waiting:
-                    with self._changed:
-                        self._changed.notify_all()
+                elif self._waiters:
+                    with self._lock:
+                        self._wake()
 
     def _step(self, ready: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """One look, under the lock: tells the core what has come, asks, sends what that led to."""
@@ -218,8 +221,7 @@ class BlockingLink:
         while self._dropped:
             self.core.cancel(self._dropped.popleft())
         self.core.changed.clear()
-        if self._waiting:
-            self._changed.notify_all()
+        self._wake()
 
     def _absorb_received(self) -> None:
         for n in self._received:
@@ -234,17 +236,44 @@ class BlockingLink:
         lost = ConnectionLost(f"the client was interrupted in an update by {type(error).__name__}")
         self.core.lose(lost)
 
-    def _wait_for_reader(self) -> None:
-        self._waiting += 1
+    def _prepare(self, me: int) -> tuple[threading.Lock | None, memoryview | None]:
+        """Under the lock: what to wait for, or as the reader where to receive.
+
+        Neither, if it is for the reader to look for a server.
+        """
+        if self._reader not in (None, me):
+            return self._waiter(), None
+        if self._received:  # noted just now by a reader that a signal took away
+            return threading.Lock(), None  # which is free: look again at once
+        self._reader = me
+        return None, None if self.core.recovering else self.core.get_buffer()
+
+    def _waiter(self) -> threading.Lock:
+        """Something to wait for, made under the lock."""
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        return waiter
+
+    def _wait_for(self, waiter: threading.Lock, seconds: float) -> None:
+        """Waits without the lock until `_wake`; a signal may raise here, and costs nothing."""
         try:
-            self._changed.wait(_SLICE)
+            waiter.acquire(timeout=seconds)
         finally:
-            self._waiting -= 1
+            with contextlib.suppress(ValueError):  # it was woken
+                self._waiters.remove(waiter)
+
+    def _wake(self) -> None:
+        """Has all threads look again; under the lock."""
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                waiter.release()
 
     def _look(self) -> bool:
         """Takes in what has come, without waiting; returns whether that was anything."""
         self.life.check()
-        with self._changed:
+        with self._lock:
             if not self._take_in():
                 return False
             uninterrupted(self._step, _nothing, ())
@@ -312,8 +341,9 @@ class BlockingLink:
             if opening is not None:
                 sock, seconds = opening.wait()
                 if sock is None:
-                    with self._changed:
-                        self._changed.wait(min(seconds, _SLICE))
+                    with self._lock:
+                        waiter = self._waiter()
+                    self._wait_for(waiter, min(seconds, _SLICE))
                 else:
                     _wait(sock, min(seconds, _SLICE))
         except ConnectError as error:
@@ -347,7 +377,7 @@ class BlockingLink:
         self._recovery.failed()
         self.core.give_up(error)
         self.core.changed.clear()
-        self._changed.notify_all()
+        self._wake()
 
     def _adopt(self, opening: Opening) -> None:
         """Goes on with the new connection, under the lock."""
@@ -371,7 +401,7 @@ class BlockingLink:
             raise
         self._flush()
         self._recovery.succeeded()
-        self._changed.notify_all()
+        self._wake()
 
 
 def _nothing() -> None:

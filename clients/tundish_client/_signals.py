@@ -1,4 +1,9 @@
-"""Ctrl-C at moments where an exception would do harm."""
+"""Signals at moments where an exception of their handler would do harm.
+
+A handler may raise after any call. A lock is therefore taken with ``with``, which notes at once
+that it is held, or with `try_to_take`; not with a `threading.Condition`, whose methods are Python's
+own.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar
 
-__all__ = ["interrupt_again", "uninterrupted"]
+__all__ = ["interrupt_again", "try_to_take", "uninterrupted"]
 
 T = TypeVar("T")
 
@@ -33,13 +38,32 @@ def uninterrupted(change: Callable[..., T], *args: Any) -> T:
     if not callable(previous):
         return change(*args)  # the default action, ignored, or not Python's to exchange
     held: list[tuple[int, FrameType | None]] = []
-    _set_handler(_SIGINT, lambda number, frame: held.append((number, frame)))
     try:
+        _set_handler(_SIGINT, lambda number, frame: held.append((number, frame)))
         return change(*args)
     finally:
-        _set_handler(_SIGINT, previous)
-        if held:
-            previous(*held[0])
+        try:
+            _set_handler(_SIGINT, previous)
+        finally:
+            # It looks for other signals first, whose handlers may raise: then nothing was put back.
+            if _getsignal(_SIGINT) is not previous:
+                _set_handler(_SIGINT, previous)
+            if held:
+                previous(*held[0])
+
+
+def try_to_take(lock: threading.Lock, taken: list[bool], seconds: float = 0.0) -> bool:
+    """Takes a lock if it is to be had within so many seconds.
+
+    Args:
+        lock: The lock.
+        taken: Gets a True at once when it is taken: what is called next may raise already, so the
+            caller lets go of the lock in a ``finally``, if this list says so.
+        seconds: How long to wait.
+    """
+    # No bytecode stands between taking the lock and the note of it.
+    taken.extend(map(lock.acquire, (seconds > 0,), (seconds or -1,)))
+    return taken[-1]
 
 
 def _later() -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ._signals import interrupt_again
+from ._signals import interrupt_again, try_to_take
 from .errors import ProtocolError
 from .pages import PAGE, PageScanner, make_private, open_scanner
 
@@ -261,12 +261,14 @@ class Segments:
     def flush(self) -> None:
         """Sends the records that wait, as far as the side channel has room. Never blocks."""
         while self._returns and not self._closed:
-            if not self._turn.acquire(blocking=False):
-                return  # whoever holds it looks again after letting go
+            taken: list[bool] = []
             try:
+                if not try_to_take(self._turn, taken):
+                    return  # whoever holds it looks again after letting go
                 sent = self._give_back()
             finally:
-                self._turn.release()
+                if True in taken:
+                    self._turn.release()
             if not sent:
                 return
 
@@ -329,13 +331,14 @@ class Segments:
         """Makes all slots that arrays still show independent of the server."""
         if not self._leases:
             return
-        held = self._turn.acquire(timeout=1.0)  # nobody gives a page back that we copy
+        taken: list[bool] = []
         try:
+            try_to_take(self._turn, taken, 1.0)  # nobody gives a page back that we copy
             for lease in list(self._leases.values()):
                 if lease.segment.mapping is not None:
                     make_private(lease.segment.mapping, lease.offset, lease.nbytes)
         finally:
-            if held:
+            if True in taken:
                 self._turn.release()
         self.flush()
 

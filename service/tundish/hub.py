@@ -344,7 +344,7 @@ class Hub:
     # Looking around
 
     def _watch(self) -> None:
-        """Look at the productions now and then, as long as they have streams."""
+        """Look at the productions now and then, as long as there are any."""
         if self._look is None:
             self._look = self.loop.call_later(self._every(), self._look_around)
 
@@ -359,7 +359,7 @@ class Hub:
         for same in list(self._productions.values()):
             for production in same:
                 production.look(now)
-        if any(production.members for production in self):
+        if self.idle or any(production.members for production in self):
             self._watch()
 
     def close(self) -> None:

@@ -1,5 +1,7 @@
 """How many batches a client has sent ahead, and how it pays for them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from helpers.client_core import WELCOME, batch, feed, sent
@@ -56,21 +58,42 @@ def acks(numbers, nbytes=128):
     return [("ACK", n, 1, nbytes) for n in numbers]
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """The seconds that the client sees; they stand still unless a test adds some."""
+    now = SimpleNamespace(seconds=1000.0)
+    time = SimpleNamespace(monotonic=lambda: now.seconds)
+    monkeypatch.setattr("tundish_client._protocol.client.time", time)
+    return now
+
+
 def test_small_batches_widen_the_window_and_are_acknowledged_four_at_a_time():
     talk = Talk()
     assert talk.next() == []
-    assert talk.next() == [("CREDIT", None, 6, 0)]
-    assert talk.next(2) == []
-    assert talk.next() == acks(range(4))
+    assert talk.next() == [("CREDIT", None, 6, 0), *acks([0])]
     assert talk.next(3) == []
-    assert talk.next() == acks(range(4, 8))
+    assert talk.next() == acks(range(1, 5))
+    assert talk.next(3) == []
+    assert talk.next() == acks(range(5, 9))
+
+
+def test_who_takes_their_time_acknowledges_each(clock):
+    talk = Talk()
+    talk.next(2)
+    for number in range(1, 10):
+        clock.seconds += 0.021
+        assert talk.next() == acks([number])
+    clock.seconds += 0.019
+    assert talk.next() == []
+    clock.seconds += 0.021
+    assert talk.next() == acks([10, 11])
 
 
 def test_what_is_owed_is_paid_before_there_is_nothing_left():
     talk = Talk()
-    talk.next(37)
-    assert talk.next(3) == []
-    assert talk.next() == acks(range(36, 40))
+    talk.next(38)
+    assert talk.next(2) == []
+    assert talk.next() == acks(range(37, 40))
     assert talk.next() == []
     talk.come(40, 41)
     assert talk.next(2) == []
@@ -82,16 +105,30 @@ def test_large_batches_are_paid_for_at_once_in_the_window_of_two():
     assert talk.next(6) == acks(range(5), SMALL + 1)
 
 
-@pytest.mark.parametrize("options", [{"prefetch": 2}, {"split": "g"}])
+@pytest.mark.parametrize("nbytes", [0, SMALL + 1])
+def test_where_batches_are_small_no_longer_the_window_is_as_it_was(nbytes):
+    talk = Talk()
+    talk.next(38)
+    talk.next(3)
+    talk.nbytes = nbytes
+    talk.come(*range(40, 50))
+    talk.next()
+    assert talk.next(6) == [("ACK", n, 0, nbytes) for n in range(40, 46)]
+    assert talk.next(2) == acks([46, 47], nbytes)
+
+
+def test_an_error_says_nothing_of_the_size_of_batches():
+    talk = Talk(SMALL + 1)
+    error = {"stream": 1, "batch": 40, "type": ["builtins", "KeyError"], "message": "k"}
+    feed(talk.core, encode_message("ERROR", error))
+    talk.next(41)
+    assert talk.next() == acks([40], 0)
+
+
+@pytest.mark.parametrize("options", [{"prefetch": 2}, {"prefetch": 8}, {"split": "g"}])
 def test_what_was_asked_for_stays(options):
     talk = Talk(**options)
     assert talk.next(6) == acks(range(5))
-
-
-def test_a_window_of_the_users_is_paid_for_by_halves():
-    talk = Talk(prefetch=5)
-    assert talk.next(3) == []
-    assert talk.next() == acks(range(3))
 
 
 def test_the_next_server_is_asked_for_the_wide_window_and_hears_of_nothing_before():
@@ -135,7 +172,7 @@ def test_so_many_are_sent_ahead(service, kind, feed, prefetch, ahead):
         stream = reader.epoch(0, feed=feed, prefetch=prefetch)
         for _ in range(40):
             reader.next(stream)
-        owed = (ahead + 1) // 2 - 1  # at most, for what was consumed
+        owed = 3 if ahead == 8 else 0  # at most, for what was consumed
 
         def is_ahead():
             (own,) = reader.run(reader.client.stats())["streams"]

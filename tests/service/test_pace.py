@@ -78,3 +78,14 @@ async def test_of_streams_runs_and_feeds(path, monkeypatch, split):
             await anext(stream)
             await asyncio.sleep(5 * MS)
         assert min(rates()) > 20
+
+
+async def test_of_a_run_that_is_over_and_kept(path, monkeypatch):
+    monkeypatch.setattr("tundish.hub.EVERY", 10 * MS)
+    monkeypatch.setattr("tundish.pace.EVERY", 10 * MS)
+    async with serve(arrays(100, 10), socket=path, share_linger=60) as server:
+        async with AsyncClient(path) as client:
+            assert len([batch async for batch in client.epoch(0)]) == 10
+        await asyncio.sleep(300 * MS)
+        (run,) = server.stats()["runs"]
+        assert (run["streams"], run["rate"]) == (0, 0)

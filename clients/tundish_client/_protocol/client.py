@@ -10,6 +10,7 @@ When the server goes away, see `Keeping`.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -305,23 +306,26 @@ class ClientConnection(Keeping):
         return None
 
     def _acknowledge(self, stream: StreamState, batch: int, nbytes: int) -> None:
-        """Queues the ACK; of a small batch when half of the window is owed, or nothing is here.
+        """Queues the ACK, of small batches that go by quickly for several of them together.
 
-        In a split others wait for it. The first small one makes the window wider.
+        Where the user left it to us, small ones make the window wider, and larger ones as it was.
         """
-        if nbytes <= SMALL and (more := stream.widen()):
+        if not stream.adapts:
+            self._out.append(ack_message(stream.number, batch, nbytes))
+            return
+        if not 0 < nbytes <= SMALL:  # an error has 0, and what is no array isn't counted
+            self._out += stream.pay()
+            if stream.narrow():
+                credit = {"batches": 0, "bytes": nbytes}
+                self.send("ACK", {"stream": stream.number, "batch": batch, "credits": credit})
+            else:
+                self._out.append(ack_message(stream.number, batch, nbytes))
+            return
+        if more := stream.widen():
             credit = {"batches": more, "bytes": 0}
             self.send("CREDIT", {"stream": stream.number, "credits": credit})
-        late = stream.late
-        late.append(ack_message(stream.number, batch, nbytes))
-        if (
-            nbytes > SMALL
-            or stream.split is not None
-            or not stream.cells
-            or len(late) >= stream.window // 2
-        ):
-            self._out += late
-            late.clear()
+        if stream.owe(ack_message(stream.number, batch, nbytes), time.monotonic()):
+            self._out += stream.pay()
 
     def _reports(self, stream: StreamState) -> bool:
         """Whether the server wants to know: after END and before EPOCH it does not."""

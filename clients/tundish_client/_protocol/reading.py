@@ -17,6 +17,12 @@ __all__ = ["StreamState"]
 _WIDE = 9
 """The window of small batches, if the user does not say how many: 8 ahead."""
 
+_TOGETHER = 4
+"""ACKs that are sent together."""
+
+_SLOW = 0.02
+"""Seconds after which a message more is no matter."""
+
 _CLOSED = "this stream is closed: ask the client for a new one"
 
 
@@ -59,6 +65,7 @@ class StreamState(Standing):
         self.owed: tuple[int, int] | None = None
         self.window = options.window
         self.late: list[bytes] = []
+        self._owed_at = 0.0
         self.received = self.received_errors = self.received_skipped = 0
         self.seen: set[int] = set()
         self.ended = False
@@ -78,7 +85,7 @@ class StreamState(Standing):
     def ask(self) -> dict[str, Any]:
         """Returns the header of EPOCH, for this connection."""
         self.asked, self.answered = True, False
-        self.late.clear()  # the credit below is that of a consumer that has acknowledged all
+        self.pay()  # the credit below is that of a consumer that has acknowledged all
         header = {"stream": self.number, **self.options.header()}
         if self.split is not None and len(self.acked):
             header["acked"] = self.acked.pairs()
@@ -190,20 +197,44 @@ class StreamState(Standing):
         self.received_skipped += len(cell.skipped)
         self.cells.append(cell)
 
+    @property
+    def adapts(self) -> bool:
+        """Whether the window is ours to choose: not in a split, where others wait for each ACK."""
+        return self.options.prefetch is None and self.split is None
+
     def widen(self) -> int:
-        """Makes the window wider for small batches, where it was left to us.
+        """Makes the window wide.
 
         What a batch costs on the way is nothing beside the work on a large one, but all there is of
-        a small one. In a split, what is ahead here is kept from faster consumers.
+        a small one.
 
         Returns:
             The credit that is to be given: batches.
         """
-        if self.options.prefetch is not None or self.split is not None:
-            return 0
-        more = max(0, _WIDE - self.window)
-        self.window += more
+        more, self.window = _WIDE - self.window, _WIDE
         return more
+
+    def narrow(self) -> bool:
+        """Takes one off a window that is wider than asked for; its credit isn't given back."""
+        if self.window <= self.options.window:
+            return False
+        self.window -= 1
+        return True
+
+    def owe(self, ack: bytes, now: float) -> bool:
+        """Puts an ACK off; returns whether it has come to be time for all of them.
+
+        It is when several wait or nothing is here, and at once where the user takes their time:
+        streams that share a run with this one may wait for it.
+        """
+        slow, self._owed_at = now - self._owed_at > _SLOW, now
+        self.late.append(ack)
+        return slow or not self.cells or len(self.late) >= _TOGETHER
+
+    def pay(self) -> list[bytes]:
+        """The ACKs that were put off."""
+        late, self.late = self.late, []
+        return late
 
     def _check_place(self, cell: Cell) -> None:
         if self.in_order:
