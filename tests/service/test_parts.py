@@ -50,6 +50,6 @@ def test_a_feed_is_made_by_several_workers_beside_one_whose_memory_is_held(serve
         seen = [int(batch[0, 0]) for batch in reader.epoch(0, feed="slow", copy=True)]
         took = time.monotonic() - began
         assert seen == list(range(BATCHES))
-        assert took < 0.6 * BATCHES * SLEEP  # one at a time takes all of it
+        assert took < 0.75 * BATCHES * SLEEP  # one at a time takes all of it
         assert reader.stats()["memory"]["peak"] <= LIMIT
         assert all(int(batch[0].max()) == 0 for batch in held)
